@@ -67,7 +67,7 @@ impl Output {
         &self.path
     }
 
-    /// Gives the file its name; whatever had it before is replaced.
+    /// Gives the file its name; whatever had it before is replaced, and leaves its permissions.
     pub(super) fn finish(self) -> Result<(), ModelError> {
         let failed = |action| ModelError::io(action, &self.path);
         self.file.sync_data().map_err(failed(FileAction::Write))?;
@@ -85,9 +85,16 @@ impl Output {
                     .into_temp_path()
             }
         };
+        if let Ok(former) = std::fs::metadata(&self.path) {
+            (self.file.set_permissions(former.permissions())).map_err(failed(FileAction::Write))?;
+        }
         partial
             .persist(&self.path)
-            .map_err(|error| failed(FileAction::Rename)(error.error))
+            .map_err(|error| failed(FileAction::Rename)(error.error))?;
+        // Else the new name may not outlast a loss of power, though all bytes do.
+        File::open(folder(&self.path))
+            .and_then(|folder| folder.sync_all())
+            .map_err(failed(FileAction::Write))
     }
 }
 

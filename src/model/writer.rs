@@ -4,7 +4,7 @@ use std::path::Path;
 
 use grpcxx_rpc::{Tensor, TensorMeta};
 
-use super::format::{self, METADATA_KEY, Record};
+use super::format::{self, HEADER_BYTES_MAX, METADATA_KEY, Record};
 use super::output::Output;
 use super::{FileAction, ModelError, npy};
 
@@ -28,8 +28,8 @@ impl SafetensorsWriter {
     /// texts.
     ///
     /// # Errors
-    /// A name is there twice, a type has no place in a safetensors file, or the file cannot be
-    /// written.
+    /// A name is there twice, a type has no place in a safetensors file, there are too many tensors
+    /// for one, or the file cannot be written.
     pub fn create<'a>(
         path: &Path,
         tensors: impl IntoIterator<Item = (&'a str, &'a TensorMeta)>,
@@ -55,8 +55,20 @@ impl SafetensorsWriter {
                 return Err(refuse(path, &record.name, "it is to be written twice"));
             }
         }
-        let output = Output::create(path)?;
         let header = format::build_header(&records, metadata);
+        if header.len() as u64 > HEADER_BYTES_MAX {
+            let problem = format!(
+                "the names, types and places of {} tensors take {} bytes, and a safetensors file \
+                 has at most {HEADER_BYTES_MAX} for them; write them in parts, chosen by patterns",
+                records.len(),
+                header.len()
+            );
+            return Err(ModelError::Malformed {
+                path: path.to_owned(),
+                problem,
+            });
+        }
+        let output = Output::create(path)?;
         output
             .file()
             .write_all_at(&header, 0)
@@ -271,5 +283,22 @@ mod tests {
         };
         let error = SafetensorsWriter::create(Path::new("never"), [("q", &meta)], &[]).unwrap_err();
         assert!(error.to_string().contains("qint8"), "{error}");
+    }
+
+    #[test]
+    fn more_than_a_file_can_name_leaves_no_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m.safetensors");
+        let names: Vec<String> = (0..1600).map(|n| format!("{n:0>65000}")).collect();
+        let meta = TensorMeta {
+            dtype: DType::UInt8,
+            shape: Shape::vector(0),
+            is_dead: false,
+            data_bytes: 0,
+        };
+        let tensors = names.iter().map(|name| (name.as_str(), &meta));
+        let refused = SafetensorsWriter::create(&path, tensors, &[]).unwrap_err();
+        assert!(refused.to_string().contains("1600 tensors"), "{refused}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

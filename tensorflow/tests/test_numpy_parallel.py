@@ -364,7 +364,8 @@ def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_is_stopped_ends_as_a_shell_says(tmp_path, number):
     path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(100)\n")
-    command = [sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
+    # Who starts tests in the background may have had SIGINT ignored, which programs inherit.
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout.readline() == "here\n"
         launcher.send_signal(number)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, BufReader};
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -45,7 +45,8 @@ pub fn lead(
     rendezvous: &Rendezvous,
     gang: Option<Gang>,
 ) -> Result<thread::JoinHandle<()>, LaunchError> {
-    let listener = listen(&rendezvous.address)?;
+    let look_up = || rendezvous.address.to_socket_addrs().map(Vec::from_iter);
+    let listener = listen(rendezvous, look_up)?;
     let rendezvous = rendezvous.clone();
     thread::Builder::new()
         .name("rendezvous".to_owned())
@@ -60,11 +61,33 @@ pub fn lead(
 }
 
 /// Listens on the address itself if it is one of this host, so that a wrong host is told at once.
-fn listen(address: &str) -> Result<TcpListener, LaunchError> {
+/// The name of a pod that has just begun may not lead anywhere yet.
+fn listen(
+    rendezvous: &Rendezvous,
+    look_up: impl Fn() -> io::Result<Vec<SocketAddr>>,
+) -> Result<TcpListener, LaunchError> {
+    let address = &rendezvous.address;
     let action = format!("listen at the rendezvous {address}, which rank 0 does");
-    let found = address
-        .to_socket_addrs()
-        .map_err(LaunchError::system(&*action))?;
+    let until = Instant::now() + rendezvous.timeout;
+    let mut is_told = false;
+    let found = loop {
+        let error = match look_up() {
+            Ok(found) => break found,
+            Err(error) => error,
+        };
+        if error.kind() == io::ErrorKind::InvalidInput || Instant::now() >= until {
+            return Err(LaunchError::system(&*action)(error));
+        }
+        if !std::mem::replace(&mut is_told, true) {
+            tracing::warn!(
+                address,
+                %error,
+                within = ?rendezvous.timeout,
+                "the rendezvous has no address yet; trying again"
+            );
+        }
+        thread::sleep(LOOK_UP_INTERVAL);
+    };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for candidate in found {
         // Names such as that of the host itself often lead to 127.0.1.1: others come from outside.
@@ -378,6 +401,8 @@ fn order_all(members: &[TcpStream], order: &Order) {
     }
 }
 
+/// Time from a look-up in vain to the next.
+const LOOK_UP_INTERVAL: Duration = Duration::from_millis(100);
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 /// How long who came may take to say which rank it is.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);

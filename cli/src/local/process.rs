@@ -204,12 +204,36 @@ fn offer_ready(sender: &Sender<String>, text: &str) {
     }
 }
 
+/// Takes a source apart at the ends of lines, and where a bar of progress goes back to the begin of
+/// its line. What is longer than a line may be comes in pieces.
 fn read_lines(source: impl Read, mut take: impl FnMut(String)) {
     let mut reader = BufReader::new(source);
     let mut line = Vec::new();
-    while matches!(reader.read_until(b'\n', &mut line), Ok(read) if read > 0) {
-        take(String::from_utf8_lossy(&line).trim_end().to_owned());
+    let mut was_bar = false;
+    loop {
+        let read = match reader.fill_buf() {
+            Ok(read) if !read.is_empty() => read,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Ok(_) | Err(_) => break,
+        };
+        let end = read.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
+        let taken = end.unwrap_or(read.len()).min(LINE_BYTES_MAX - line.len());
+        line.extend_from_slice(&read[..taken]);
+        let ended = (end == Some(taken)).then(|| read[taken]);
+        reader.consume(taken + usize::from(ended.is_some()));
+        if ended.is_none() && line.len() < LINE_BYTES_MAX {
+            continue;
+        }
+        // "\r\n" is one end.
+        let is_rest = ended == Some(b'\n') && was_bar && line.is_empty();
+        was_bar = ended == Some(b'\r');
+        if !is_rest && (ended != Some(b'\r') || !line.is_empty()) {
+            take(String::from_utf8_lossy(&line).trim_end().to_owned());
+        }
         line.clear();
+    }
+    if !line.is_empty() {
+        take(String::from_utf8_lossy(&line).trim_end().to_owned());
     }
 }
 
@@ -221,6 +245,8 @@ fn remember(lines: &Mutex<VecDeque<String>>, text: &str) {
     lines.push_back(text.chars().take(LAST_LINE_CHARS_MAX).collect());
 }
 
+/// Most bytes that come as one line.
+const LINE_BYTES_MAX: usize = 64 << 10;
 /// How many of the last lines are kept.
 const LAST_LINES: usize = 5;
 /// Most letters of each that are kept.
@@ -230,3 +256,23 @@ const READERS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How the ready notice of `grpcxx-server` begins.
 const READY_PREFIX: &str = "grpcxx-server ready";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines_of(source: &[u8]) -> Vec<String> {
+        let mut lines = Vec::new();
+        read_lines(source, |line| lines.push(line));
+        lines
+    }
+
+    #[test]
+    fn bars_of_progress_and_lines_without_an_end_come_in_pieces() {
+        let source = b"a\r\n\n 1/2\r 2/2\r\ndone\nrest";
+        assert_eq!(lines_of(source), ["a", "", " 1/2", " 2/2", "done", "rest"]);
+        let long = lines_of(&vec![b'x'; 2 * LINE_BYTES_MAX + 1]);
+        let lengths: Vec<usize> = long.iter().map(String::len).collect();
+        assert_eq!(lengths, [LINE_BYTES_MAX, LINE_BYTES_MAX, 1]);
+    }
+}

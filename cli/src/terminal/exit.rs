@@ -197,6 +197,7 @@ impl From<Status> for Failure {
             (Code::Unavailable | Code::DeadlineExceeded, _) => Exit::Unavailable,
             // Originals, and we after them, give the code INTERNAL to calls without a connection.
             (_, Reason::NoConnection | Reason::Deadline) => Exit::Unavailable,
+            (Code::PermissionDenied | Code::Unauthenticated, _) => Exit::NoPermission,
             _ => Exit::Refused,
         };
         Self {

@@ -3,6 +3,7 @@
 mod exit;
 pub(crate) mod log;
 mod models;
+mod open_files;
 mod output;
 pub(crate) mod plain;
 mod settings;
@@ -11,6 +12,7 @@ mod signals;
 pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
 pub(crate) use log::start_log;
 pub(crate) use models::open_model;
+pub(crate) use open_files::raise_open_files;
 pub(crate) use output::write_in_time;
 pub(crate) use settings::{read_cluster, read_config, start_telemetry};
 pub(crate) use signals::Signals;

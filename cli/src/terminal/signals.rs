@@ -5,13 +5,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator;
 
 use super::{Exit, OrExit, Outcome};
 
-/// The requests to stop that reach this process: SIGINT, SIGTERM, and, if asked for, the end of
-/// standard input.
+/// The requests to stop that reach this process: SIGINT, SIGTERM, the end of its terminal unless
+/// that was to be ignored, as `nohup` says it, and, if asked for, the end of standard input.
 #[derive(Debug)]
 pub(crate) struct Signals {
     requests: Receiver<StopRequest>,
@@ -23,6 +23,7 @@ pub(crate) struct Signals {
 pub(crate) enum StopRequest {
     Interrupt,
     Terminate,
+    HangUp,
     EndOfInput,
     /// This program itself, for a reason of this name.
     Named(&'static str),
@@ -42,6 +43,7 @@ impl StopRequest {
         match self {
             Self::Interrupt => 128 + SIGINT,
             Self::Terminate => 128 + SIGTERM,
+            Self::HangUp => 128 + SIGHUP,
             Self::EndOfInput | Self::Named(_) => 0,
         }
     }
@@ -52,6 +54,7 @@ impl fmt::Display for StopRequest {
         f.write_str(match self {
             Self::Interrupt => "SIGINT",
             Self::Terminate => "SIGTERM",
+            Self::HangUp => "SIGHUP",
             Self::EndOfInput => "end of standard input",
             Self::Named(name) => name,
         })
@@ -67,15 +70,16 @@ impl Signals {
     /// Begins to watch; from now on the signals no longer end the process by themselves.
     pub(crate) fn watch() -> Outcome<Self> {
         let (sender, requests) = channel();
-        let mut signals = iterator::Signals::new([SIGINT, SIGTERM])
+        let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+        let mut signals = iterator::Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up))
             .or_exit_at(Exit::System, || "cannot watch for signals".to_owned())?;
         let signal_sender = sender.clone();
         spawn("signals", move || {
             for signal in signals.forever() {
-                let request = if signal == SIGINT {
-                    StopRequest::Interrupt
-                } else {
-                    StopRequest::Terminate
+                let request = match signal {
+                    SIGINT => StopRequest::Interrupt,
+                    SIGHUP => StopRequest::HangUp,
+                    _ => StopRequest::Terminate,
                 };
                 if signal_sender.send(request).is_err() {
                     return;
@@ -133,6 +137,14 @@ impl Signals {
             }
         })
     }
+}
+
+/// Whether this process ignores a signal, as who has started it may have wanted.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let bits = ignored.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits & 1 << (signal - 1) != 0)
 }
 
 fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> Outcome {

@@ -125,6 +125,44 @@ fn models_are_pushed_listed_pulled_and_compared() {
 }
 
 #[test]
+fn what_is_pushed_again_goes_to_the_task_that_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(&folder.path().join("model.safetensors"));
+    let cluster = start(options(2, 0, &[]));
+    let json = |arguments: &[&str]| json(&cluster, folder.path(), arguments);
+    let all = ["pull", "--all", "--verify", "model.safetensors"];
+    // What is chosen goes where all of the file would have gone.
+    json(&["push", "model.safetensors", "--only", "layer.?.bias"]);
+    json(&["push", "model.safetensors"]);
+    assert_eq!(json(&all)["different"], serde_json::json!([]));
+    // A file of its own, by whose sizes each tensor would go to the first task.
+    for row in json(&["list", "layer.?.bias"]).as_array().unwrap() {
+        let name = row["name"].as_str().unwrap();
+        json(&["pull", name, "-o", "one.safetensors"]);
+        let pushed = json(&["push", "one.safetensors"]);
+        let kept = json(&["list", name]);
+        assert_eq!(kept.as_array().unwrap().len(), 1, "{kept}");
+        assert_eq!(kept[0]["task"], row["task"], "{pushed}");
+    }
+    assert_eq!(json(&all)["different"], serde_json::json!([]));
+    json(&["push", "one.safetensors", "--task", "ps:0"]);
+    json(&["push", "one.safetensors", "--task", "ps:1"]);
+    let map = cluster.endpoint_map();
+    let places = ["--cluster-spec", cluster.cluster_spec(), "--endpoint-map"];
+    let push = [
+        &["push", "one.safetensors"][..],
+        &places,
+        &[map.to_str().unwrap()],
+    ]
+    .concat();
+    let refused = grpcxx(folder.path(), &push);
+    assert_eq!(refused.status.code(), Some(65));
+    let said = text(&refused.stderr);
+    assert!(said.contains("both ps:0 and ps:1 keep"), "{said}");
+    cluster.stop(Duration::from_secs(5)).unwrap();
+}
+
+#[test]
 fn functions_are_called_with_tensors_from_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");

@@ -8,14 +8,13 @@ use grpcxx_cli::local::HeldPort;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
 use crate::supervisor;
 use crate::terminal::{
-    Exit, Failure, OrExit, Outcome, Signals, open_model, read_cluster, read_config, start_log,
-    start_telemetry, write_in_time,
+    Exit, Failure, OrExit, Outcome, Signals, open_model, raise_open_files, read_cluster,
+    read_config, start_log, start_telemetry, write_in_time,
 };
 
 /// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it
@@ -89,19 +88,6 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
             Ok(())
         }
         Some(failure) => Err(Failure::new(Exit::Software, failure)),
-    }
-}
-
-/// Lets the task have as many connections as the system allows: the limit that it inherits is often
-/// low for the sake of programs that use `select`.
-fn raise_open_files() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        ..limit
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        tracing::debug!(%error, "the limit of open files stays as it is");
     }
 }
 

@@ -31,7 +31,9 @@ use std::process::ExitCode;
 
 use arguments::{Arguments, Command, EndpointMapCommand};
 use output::Output;
-use terminal::{Outcome, Signals, parse_arguments, read_config, start_log, start_telemetry};
+use terminal::{
+    Outcome, Signals, parse_arguments, raise_open_files, read_config, start_log, start_telemetry,
+};
 
 fn main() -> ExitCode {
     let arguments = match parse_arguments::<Arguments>() {
@@ -60,6 +62,8 @@ fn run(arguments: Arguments) -> Outcome {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
+    // The rendezvous of thousands of ranks, and models of thousands of files.
+    raise_open_files();
     let output = Output::new(arguments.json);
     match arguments.command {
         Command::Status(arguments) => status::run(&arguments, &config, output),

@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+
 use grpcxx::model::{Entry, Model, shard};
 use grpcxx::store::{Remote, TransferLimits, push};
 use grpcxx_runtime::Peer;
@@ -42,14 +44,14 @@ pub(crate) fn run(arguments: &PushArguments, config: &Config, output: Output) ->
         .iter()
         .map(|index| cluster.peer(&cluster.tasks()[*index]))
         .collect::<Outcome<_>>()?;
-    let sizes: Vec<(&str, u64)> = chosen
-        .iter()
-        .map(|entry| (entry.name.as_str(), entry.meta.data_bytes))
-        .collect();
-    let shards = shard(&sizes, peers.len());
+    let places = places(&model, &chosen, &cluster, &targets)?;
+    let mut load_bytes = vec![0_u64; targets.len()];
+    for (entry, place) in chosen.iter().zip(&places) {
+        load_bytes[*place] += entry.meta.data_bytes;
+    }
     let remotes: Vec<Remote<'_>> = chosen
         .iter()
-        .zip(&shards.task_of)
+        .zip(&places)
         .map(|(entry, owner)| Remote {
             peer: &peers[*owner],
             name: &entry.name,
@@ -57,7 +59,7 @@ pub(crate) fn run(arguments: &PushArguments, config: &Config, output: Output) ->
         })
         .collect();
 
-    let mut progress = Progress::new("pushing", shards.load_bytes.iter().sum());
+    let mut progress = Progress::new("pushing", load_bytes.iter().sum());
     let limits = TransferLimits {
         timeout: cluster.timeout(),
         ..TransferLimits::default()
@@ -72,7 +74,7 @@ pub(crate) fn run(arguments: &PushArguments, config: &Config, output: Output) ->
     drop(progress);
     let tasks = targets
         .iter()
-        .zip(&shards.load_bytes)
+        .zip(&load_bytes)
         .map(|(index, bytes)| TaskShare {
             task: cluster.tasks()[*index].name.clone(),
             bytes: *bytes,
@@ -103,6 +105,69 @@ pub(crate) fn run(arguments: &PushArguments, config: &Config, output: Output) ->
             shares.join(", ")
         )
     })
+}
+
+/// Where each tensor goes, by its index among the targets: to the task that keeps it, or else its
+/// former value would stay there; if none does, to where the rule puts it among all tensors of the
+/// files.
+fn places(
+    model: &Model,
+    chosen: &[&Entry],
+    cluster: &Cluster,
+    targets: &[usize],
+) -> Outcome<Vec<usize>> {
+    if let [_] = targets {
+        return Ok(vec![0; chosen.len()]);
+    }
+    let entries = model.entries();
+    let sizes: Vec<(&str, u64)> = entries
+        .iter()
+        .map(|entry| (entry.name.as_str(), entry.meta.data_bytes))
+        .collect();
+    let shards = shard(&sizes, targets.len());
+    let names = sizes.iter().map(|(name, _)| *name);
+    let by_rule: HashMap<&str, usize> = names.zip(shards.task_of).collect();
+    let kept = keepers(cluster, targets)?;
+    let place = |entry: &&Entry| {
+        let name = entry.name.as_str();
+        match kept.get(name).map(Vec::as_slice) {
+            None | Some([]) => Ok(by_rule[name]),
+            Some([keeper]) => Ok(*keeper),
+            Some([one, other, ..]) => {
+                let task = |place: usize| &cluster.tasks()[targets[place]].name;
+                let (one, other) = (task(*one), task(*other));
+                let text = format!(
+                    "both {one} and {other} keep a tensor {name:?}; choose one with --task"
+                );
+                Err(Failure::new(Exit::Data, text))
+            }
+        }
+    };
+    chosen.iter().map(place).collect()
+}
+
+/// Which of the targets keep which tensors. Nothing is known of them without the right to pull.
+fn keepers(cluster: &Cluster, targets: &[usize]) -> Outcome<HashMap<String, Vec<usize>>> {
+    let mut kept = HashMap::<String, Vec<usize>>::new();
+    let listed = match cluster.list(None) {
+        Err(failure) if failure.exit() == Exit::NoPermission => {
+            tracing::warn!(
+                why = failure.message(),
+                "which task keeps which tensor is not told, so each goes where the rule puts it"
+            );
+            return Ok(kept);
+        }
+        listed => listed?,
+    };
+    for (task, _, listed) in listed {
+        let place = targets.iter().position(|target| *target == task);
+        let unknown = listed.unknown.into_iter().map(|unknown| unknown.name);
+        let names = listed.stored.into_iter().map(|stored| stored.name);
+        for name in names.chain(unknown) {
+            kept.entry(name.to_string()).or_default().extend(place);
+        }
+    }
+    Ok(kept)
 }
 
 fn choose<'a>(model: &'a Model, patterns: &Patterns) -> Outcome<Vec<&'a Entry>> {

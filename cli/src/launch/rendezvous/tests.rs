@@ -37,6 +37,26 @@ fn end(kind: EndKind) -> End {
 }
 
 #[test]
+fn the_name_of_the_rendezvous_may_come_later_than_rank_0() {
+    let place = rendezvous(1, 20_000);
+    let own = place.address.parse().unwrap();
+    let asked = std::cell::Cell::new(0);
+    let look_up = || {
+        asked.set(asked.get() + 1);
+        match asked.get() {
+            1..=2 => Err(io::Error::other("failed to lookup address information")),
+            _ => Ok(vec![own]),
+        }
+    };
+    assert_eq!(listen(&place, look_up).unwrap().local_addr().unwrap(), own);
+    let never = || Err(io::Error::other("failed to lookup address information"));
+    let failed = listen(&rendezvous(1, 0), never).unwrap_err();
+    assert!(failed.to_string().contains("failed to lookup"), "{failed}");
+    let senseless = || Err(io::ErrorKind::InvalidInput.into());
+    assert!(listen(&place, senseless).is_err());
+}
+
+#[test]
 fn ranks_learn_of_each_other_and_end_together() {
     let place = rendezvous(3, 20_000);
     let gang = Gang::new(Roles::new(3, 1, false).unwrap(), 1);
