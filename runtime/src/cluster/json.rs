@@ -128,6 +128,13 @@ fn index_own_task(jobs: &mut [(String, Tasks)], own: &TaskId) {
 
 pub(super) fn cluster(text: &str) -> Result<ClusterSpec, ClusterError> {
     let jobs: Jobs = read("the cluster spec", text)?;
+    if jobs.0.is_empty() {
+        return Err(ClusterError::new(
+            "the cluster spec".to_owned(),
+            "no job",
+            "add the tasks: {\"worker\": [\"host:port\"]}",
+        ));
+    }
     assemble(jobs.0)
 }
 

@@ -163,6 +163,7 @@ fn errors_name_place_finding_and_remedy() {
     }
     for (text, error) in [
         ("[1]", "the cluster spec, line 1, column"),
+        ("{}", "the cluster spec: found `no job`; add the tasks"),
         (
             "{\"ps\":\n [\"a:1\" \"b:1\"]}",
             "the cluster spec, line 2, column",
