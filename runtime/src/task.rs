@@ -3,7 +3,7 @@ use grpcxx_rpc::proto;
 use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status, Text};
 use prost::Message;
 
-use crate::cluster::TaskId;
+use crate::cluster::{TaskId, check_job_letters};
 
 /// A device of a task: where tensors come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,23 +52,10 @@ impl Device {
     }
 }
 
-/// Whether a job can be in the names of devices, by which peers name tensors.
-fn check_job(job: &str) -> Result<(), String> {
-    let is_name = job.starts_with(|first: char| first.is_ascii_alphabetic())
-        && (job.bytes()).all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    if is_name {
-        return Ok(());
-    }
-    Err(format!(
-        "{job:?} is no name of a job: one begins with a letter, and has letters, digits and \
-         underscores"
-    ))
-}
-
 impl Task {
     /// A task with these devices, at least one.
     pub(crate) fn new(id: TaskId, list: &[Device]) -> Result<Self, String> {
-        check_job(&id.job)?;
+        check_job_letters(&id.job).map_err(|wanted| format!("job {:?}: {wanted}", id.job))?;
         let name = id.to_string();
         let first = list.first().ok_or("a task has at least one device")?;
         let (incarnation, attributes) = (first.incarnation, first.attributes());

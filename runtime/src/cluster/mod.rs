@@ -15,6 +15,7 @@ pub use json::TfConfig;
 pub use protocol::{Protocol, UnknownProtocol};
 pub(crate) use reach::look_up;
 pub use reach::{listen_ip, listen_ip_by, reachable, source_towards};
+pub(crate) use task::check_job_letters;
 pub use task::{TOOL_JOB, TaskId};
 
 /// The jobs of a cluster, in the order in which they were given, with the gRPC address of each

@@ -96,6 +96,11 @@ pub(super) fn check_job_name(name: &str) -> Result<(), String> {
             "a job's name has at most {JOB_NAME_BYTES_MAX} bytes"
         ));
     }
+    check_job_letters(name)
+}
+
+/// Whether a name may stand for a job in names of tasks and of devices.
+pub(crate) fn check_job_letters(name: &str) -> Result<(), String> {
     let begins_well = name.starts_with(|first: char| first.is_ascii_alphabetic());
     let is_letter = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
     if begins_well && name.chars().all(is_letter) {
