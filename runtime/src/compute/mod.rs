@@ -5,12 +5,12 @@ mod pace;
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
 use async_task::Runnable;
+use futures_util::future::AbortHandle;
 use grpcxx_rpc::Account;
 
 use self::lines::Lines;
@@ -26,21 +26,21 @@ pub(crate) trait Compute: Send + Sync {
 /// Code that a pool runs, unless it is over before.
 pub(crate) struct Job {
     code: Box<dyn FnOnce() + Send>,
-    over: Option<Arc<AtomicBool>>,
+    is_over: Option<Box<dyn Fn() -> bool + Send>>,
 }
 
 impl Job {
     pub(crate) fn new(code: impl FnOnce() + Send + 'static) -> Self {
         Self {
             code: Box::new(code),
-            over: None,
+            is_over: None,
         }
     }
 
-    /// The same, which need not run any more once `over` is set.
-    pub(crate) fn until(self, over: Arc<AtomicBool>) -> Self {
+    /// Says when the job only lets go of what it holds.
+    pub(crate) fn until(self, is_over: impl Fn() -> bool + Send + 'static) -> Self {
         Self {
-            over: Some(over),
+            is_over: Some(Box::new(is_over)),
             ..self
         }
     }
@@ -50,8 +50,7 @@ impl Job {
     }
 
     fn is_over(&self) -> bool {
-        let over = self.over.as_ref();
-        over.is_some_and(|over| over.load(Ordering::Acquire))
+        self.is_over.as_ref().is_some_and(|is_over| is_over())
     }
 }
 
@@ -67,24 +66,24 @@ pub struct ShortCall {
 
 /// A job that notes how long it takes.
 pub(crate) fn timed(pace: Arc<Pace>, job: Job) -> Job {
-    let Job { code, over } = job;
+    let Job { code, is_over } = job;
     Job {
         code: Box::new(move || {
             let begin = Instant::now();
             code();
             pace.note(begin.elapsed());
         }),
-        over,
+        is_over,
     }
 }
 
 /// Lets the pool run a future to its end. It is a job there each time that it can go on, and holds
-/// no thread between; if the pool is gone then, or `over` is set, the future may be dropped.
+/// no thread between; if the pool is gone then, the future is dropped.
 pub(crate) fn spawn_future(
     compute: &Arc<dyn Compute>,
     peer: Account,
     future: impl Future<Output = ()> + Send + 'static,
-    over: Arc<AtomicBool>,
+    withdrawn: AbortHandle,
 ) {
     let pool: Weak<dyn Compute> = Arc::downgrade(compute);
     let schedule = move |runnable: Runnable| {
@@ -92,7 +91,8 @@ pub(crate) fn spawn_future(
             let job = Job::new(move || {
                 runnable.run();
             });
-            pool.spawn(peer, job.until(Arc::clone(&over)));
+            let withdrawn = withdrawn.clone();
+            pool.spawn(peer, job.until(move || withdrawn.is_aborted()));
         }
     };
     let (runnable, task) = async_task::spawn(future, schedule);

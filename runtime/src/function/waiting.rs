@@ -1,7 +1,6 @@
 //! A call of a function on its way to a thread of the pool.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, GraphCall, Reason, Status};
 
@@ -11,16 +10,14 @@ use crate::watch::RequestWatch;
 
 /// A call that waits for a thread. Withdrawn before that, it lets go of its tensors and never runs.
 pub(crate) struct WaitingCall {
-    /// None once a thread has it.
+    /// None once a thread has it, or it was withdrawn.
     call: Mutex<Option<(Box<GraphCall>, Responder)>>,
-    is_over: Arc<AtomicBool>,
 }
 
 impl WaitingCall {
     pub(crate) fn new(call: Box<GraphCall>, responder: Responder) -> Arc<Self> {
         Arc::new(Self {
             call: Mutex::new(Some((call, responder))),
-            is_over: Arc::default(),
         })
     }
 
@@ -35,19 +32,22 @@ impl WaitingCall {
                 start(call, responder);
             }
         });
-        job.until(Arc::clone(&self.is_over))
+        let waiting = Arc::clone(self);
+        job.until(move || waiting.call().is_none())
+    }
+
+    fn call(&self) -> MutexGuard<'_, Option<(Box<GraphCall>, Responder)>> {
+        self.call.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take(&self) -> Option<(Box<GraphCall>, Responder)> {
-        let mut call = self.call.lock().unwrap_or_else(PoisonError::into_inner);
-        call.take()
+        self.call().take()
     }
 }
 
 impl RequestWatch for WaitingCall {
     fn withdrawn(&self) {
         if let Some((call, responder)) = self.take() {
-            self.is_over.store(true, Ordering::Release);
             drop(call);
             // The step that it counts in goes on to its end.
             let status = Status::new(Code::Cancelled, "the call was withdrawn");

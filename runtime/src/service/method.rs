@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
@@ -331,7 +330,7 @@ pub(crate) fn run_on_pool(
     done: impl FnOnce(Result<Envelope, Status>) + Send + 'static,
 ) -> Withdrawal {
     let (withdrawal, task) = withdrawable(async move { done(answer.await) });
-    spawn_future(compute, peer, task, Arc::clone(&withdrawal.is_over));
+    spawn_future(compute, peer, task, withdrawal.handle.clone());
     withdrawal
 }
 
@@ -344,7 +343,6 @@ fn withdrawable<F: Future<Output = ()>>(
     let future = Abortable::new(future, registration);
     let withdrawal = Withdrawal {
         handle,
-        is_over: Arc::default(),
         _share: None,
     };
     (withdrawal, async move {
@@ -355,7 +353,6 @@ fn withdrawable<F: Future<Output = ()>>(
 /// Drops the future of a call that nobody waits for any more.
 pub(crate) struct Withdrawal {
     handle: AbortHandle,
-    is_over: Arc<AtomicBool>,
     /// What the stream holds of its peer's share, until its last message and its answer have left.
     _share: Option<Arc<StreamShare>>,
 }
@@ -372,8 +369,6 @@ impl Withdrawal {
 impl RequestWatch for Withdrawal {
     fn withdrawn(&self) {
         self.handle.abort();
-        // Who sees it may poll the future, which is over by then.
-        self.is_over.store(true, Ordering::Release);
     }
 }
 
