@@ -1,8 +1,11 @@
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+use grpcxx_rpc::Status;
+use grpcxx_runtime::exposition::INFO_FETCHES;
 pub use grpcxx_runtime::exposition::SERVER_INFO;
 use grpcxx_runtime::{Client, Peer};
+
+use super::ask::{ask, text};
 
 /// What a task tells about itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,24 +31,8 @@ pub fn server_info(
     peer: &Peer,
     timeout: Option<Duration>,
 ) -> Result<ServerInfo, Status> {
-    let call = GraphCall {
-        graph_handle: Text::from(SERVER_INFO),
-        fetches: FETCHES.iter().map(|fetch| Text::from(*fetch)).collect(),
-        ..GraphCall::default()
-    };
-    let request = Request::StarRunGraph(Box::new(call));
-    let Response::Fetched(values) = client.call(peer, request, timeout).wait()? else {
-        return Err(senseless());
-    };
-    let text = |wanted: &str| {
-        let (_, tensor) = values
-            .iter()
-            .find(|(name, _)| name == wanted)
-            .ok_or_else(senseless)?;
-        let strings = tensor.strings()?;
-        let bytes = strings.first().ok_or_else(senseless)?;
-        String::from_utf8(bytes.to_vec()).map_err(|_| senseless())
-    };
+    let told = ask(client, peer, timeout, SERVER_INFO, INFO_FETCHES)?;
+    let text = |fetch: &str| text(&told, SERVER_INFO, fetch);
     Ok(ServerInfo {
         version: text("version")?,
         driver: text("driver")?,
@@ -54,12 +41,3 @@ pub fn server_info(
         policy: text("policy")?,
     })
 }
-
-fn senseless() -> Status {
-    Status::new(
-        Code::DataLoss,
-        format!("the answer to {SERVER_INFO} makes no sense; is the peer of another version?"),
-    )
-}
-
-const FETCHES: [&str; 5] = ["version", "driver", "host", "report", "policy"];

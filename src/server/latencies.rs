@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+use grpcxx_rpc::Status;
+use grpcxx_runtime::exposition::LATENCY_FETCHES;
 pub use grpcxx_runtime::exposition::SERVER_LATENCIES;
 use grpcxx_runtime::{Client, Peer};
+
+use super::ask::{ask, senseless, texts};
 
 /// How long the calls of one method took over one medium, on all shards together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,28 +36,13 @@ pub fn server_latencies(
     peer: &Peer,
     timeout: Option<Duration>,
 ) -> Result<Vec<CallSummary>, Status> {
-    let call = GraphCall {
-        graph_handle: Text::from(SERVER_LATENCIES),
-        fetches: FETCHES.iter().map(|fetch| Text::from(*fetch)).collect(),
-        ..GraphCall::default()
-    };
-    let request = Request::StarRunGraph(Box::new(call));
-    let Response::Fetched(values) = client.call(peer, request, timeout).wait()? else {
-        return Err(senseless());
-    };
-    let fetched = |wanted: &str| {
-        let found = values.iter().find(|(name, _)| name == wanted);
-        found.map(|(_, tensor)| tensor).ok_or_else(senseless)
-    };
-    let texts = |wanted: &str| -> Result<Vec<String>, Status> {
-        let texts = fetched(wanted)?.strings()?;
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).map_err(|_| senseless());
-        texts.iter().map(|bytes| text(bytes)).collect()
-    };
-    let numbers = |wanted: &str| -> Result<Vec<u64>, Status> {
-        let numbers = fetched(wanted)?.elements::<i64>()?;
+    let told = ask(client, peer, timeout, SERVER_LATENCIES, LATENCY_FETCHES)?;
+    let senseless = || senseless(SERVER_LATENCIES);
+    let texts = |fetch: &str| texts(&told, SERVER_LATENCIES, fetch);
+    let numbers = |fetch: &str| -> Result<Vec<u64>, Status> {
+        let numbers = told.get(fetch).map_err(|_| senseless())?;
         let number = |&number: &i64| u64::try_from(number).map_err(|_| senseless());
-        numbers.iter().map(number).collect()
+        numbers.elements::<i64>()?.iter().map(number).collect()
     };
     let (sides, methods, media) = (texts("side")?, texts("method")?, texts("medium")?);
     let (counts, p50s, p99s) = (numbers("count")?, numbers("p50_ns")?, numbers("p99_ns")?);
@@ -81,11 +69,3 @@ pub fn server_latencies(
     };
     Ok(labels.zip(figures).map(summary).collect())
 }
-
-fn senseless() -> Status {
-    let text =
-        format!("the answer to {SERVER_LATENCIES} makes no sense; is the peer of another version?");
-    Status::new(Code::DataLoss, text)
-}
-
-const FETCHES: [&str; 6] = ["side", "method", "medium", "count", "p50_ns", "p99_ns"];

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, GraphCall, Request, Response, Status, Text};
+use grpcxx_rpc::Status;
 pub use grpcxx_runtime::exposition::{SERVER_INSPECT, SERVER_METRICS};
 use grpcxx_runtime::{Client, Peer};
+
+use super::ask::{ask, text};
 
 /// Asks the task at `peer` for its numbers, in Prometheus' text format.
 ///
@@ -15,7 +17,8 @@ pub fn server_metrics(
     peer: &Peer,
     timeout: Option<Duration>,
 ) -> Result<String, Status> {
-    ask(client, peer, timeout, SERVER_METRICS, "text")
+    let told = ask(client, peer, timeout, SERVER_METRICS, &["text"])?;
+    text(&told, SERVER_METRICS, "text")
 }
 
 /// Asks the task at `peer` what it waits for, as JSON.
@@ -27,32 +30,6 @@ pub fn server_inspect(
     peer: &Peer,
     timeout: Option<Duration>,
 ) -> Result<String, Status> {
-    ask(client, peer, timeout, SERVER_INSPECT, "json")
-}
-
-fn ask(
-    client: &Client,
-    peer: &Peer,
-    timeout: Option<Duration>,
-    function: &str,
-    fetch: &str,
-) -> Result<String, Status> {
-    let senseless = || {
-        let text =
-            format!("the answer to {function} makes no sense; is the peer of another version?");
-        Status::new(Code::DataLoss, text)
-    };
-    let call = GraphCall {
-        graph_handle: Text::from(function),
-        fetches: vec![Text::from(fetch)].into(),
-        ..GraphCall::default()
-    };
-    let request = Request::StarRunGraph(Box::new(call));
-    let Response::Fetched(values) = client.call(peer, request, timeout).wait()? else {
-        return Err(senseless());
-    };
-    let (_, tensor) = values.first().ok_or_else(senseless)?;
-    let strings = tensor.strings()?;
-    let bytes = strings.first().ok_or_else(senseless)?;
-    String::from_utf8(bytes.to_vec()).map_err(|_| senseless())
+    let told = ask(client, peer, timeout, SERVER_INSPECT, &["json"])?;
+    text(&told, SERVER_INSPECT, "json")
 }

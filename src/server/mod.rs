@@ -1,6 +1,7 @@
 //! One task of a cluster as a program runs it: an engine, its gRPC endpoint, and a share of a
 //! model.
 
+mod ask;
 mod backend;
 mod engine_slot;
 mod error;

@@ -64,12 +64,12 @@ impl Telling {
         let report = report.clone();
         let info = What {
             function: info::SERVER_INFO,
-            fetches: info::FETCHES,
+            fetches: info::INFO_FETCHES,
             tell: Box::new(move |_, _| info::tensors(&report)),
         };
         let latencies = What {
             function: latencies::SERVER_LATENCIES,
-            fetches: latencies::FETCHES,
+            fetches: latencies::LATENCY_FETCHES,
             tell: Box::new(|exposition, _| latencies::tensors(&exposition.client)),
         };
         let metrics = What {

@@ -10,7 +10,8 @@ use crate::engine::StartReport;
 /// grpcxx do not have it.
 pub const SERVER_INFO: &str = "grpcxx.server.info";
 
-pub(super) const FETCHES: &[&str] = &["version", "driver", "host", "report", "policy"];
+/// All that can be fetched of [`SERVER_INFO`].
+pub const INFO_FETCHES: &[&str] = &["version", "driver", "host", "report", "policy"];
 
 /// A tensor for each of the fetches, in their order.
 pub(super) fn tensors(report: &StartReport) -> Result<Vec<Tensor>, Status> {

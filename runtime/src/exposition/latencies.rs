@@ -15,7 +15,8 @@ use crate::latency::Latency;
 /// `count`, `p50_ns` and `p99_ns` (i64). Peers that are not grpcxx do not have it.
 pub const SERVER_LATENCIES: &str = "grpcxx.server.latencies";
 
-pub(super) const FETCHES: &[&str] = &["side", "method", "medium", "count", "p50_ns", "p99_ns"];
+/// All that can be fetched of [`SERVER_LATENCIES`].
+pub const LATENCY_FETCHES: &[&str] = &["side", "method", "medium", "count", "p50_ns", "p99_ns"];
 
 /// A tensor for each of the fetches, in their order. Waits for shards that are busy, within bounds.
 pub(super) fn tensors(client: &Client) -> Result<Vec<Tensor>, Status> {

@@ -19,8 +19,8 @@ use grpcxx_tls::{LiveCounters, TlsCounters};
 
 pub(crate) use self::function::Telling;
 pub use self::function::{SERVER_METRICS, ToldMore};
-pub use self::info::SERVER_INFO;
-pub use self::latencies::SERVER_LATENCIES;
+pub use self::info::{INFO_FETCHES, SERVER_INFO};
+pub use self::latencies::{LATENCY_FETCHES, SERVER_LATENCIES};
 pub use self::page::{MetricsPage, MoreMetrics, ProgramPage};
 pub use self::text::{MetricKind, MetricsText};
 pub use self::waiting::{AwaitedTensor, MoreAwaited};
