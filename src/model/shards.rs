@@ -44,15 +44,17 @@ pub fn shard(tensors: &[(&str, u64)], tasks: usize) -> Shards {
 }
 
 impl Model {
+    /// Where [`shard`]'s rule puts the tensors, in the order of [`Model::entries`].
+    pub fn shards(&self, tasks: usize) -> Shards {
+        let entries = self.entries().iter();
+        let sizes = entries.map(|entry| (entry.name.as_str(), entry.meta.data_bytes));
+        shard(&sizes.collect::<Vec<_>>(), tasks)
+    }
+
     /// The tensors that task `task` of `tasks` holds after [`shard`]'s rule, in byte order of their
     /// names.
     pub fn share(&self, task: usize, tasks: usize) -> Vec<&Entry> {
-        let sizes: Vec<(&str, u64)> = self
-            .entries()
-            .iter()
-            .map(|entry| (entry.name.as_str(), entry.meta.data_bytes))
-            .collect();
-        let shards = shard(&sizes, tasks);
+        let shards = self.shards(tasks);
         self.entries()
             .iter()
             .zip(&shards.task_of)

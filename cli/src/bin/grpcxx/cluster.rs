@@ -253,6 +253,13 @@ impl Cluster {
         Ok(found)
     }
 
+    /// That two tasks keep tensors of one name.
+    pub(crate) fn kept_twice(&self, name: &str, one: usize, other: usize) -> Failure {
+        let (one, other) = (&self.tasks[one].name, &self.tasks[other].name);
+        let text = format!("both {one} and {other} keep a tensor {name:?}; choose one with --task");
+        Failure::new(Exit::Data, text)
+    }
+
     /// What the tasks hold that hold models, or the one called `only`.
     pub(crate) fn list(&self, only: Option<&str>) -> Outcome<Vec<(usize, Peer, Listed)>> {
         let asked = match only {

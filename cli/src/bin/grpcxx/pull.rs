@@ -237,16 +237,7 @@ fn check_names(cluster: &Cluster, found: &[Found], patterns: &Patterns) -> Outco
         .collect();
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        let task = |index: usize| &cluster.tasks()[index].name;
-        return Err(Failure::new(
-            Exit::Data,
-            format!(
-                "both {} and {} keep a tensor {:?}; choose one with --task",
-                task(twice[0].1),
-                task(twice[1].1),
-                twice[0].0
-            ),
-        ));
+        return Err(cluster.kept_twice(twice[0].0, twice[0].1, twice[1].1));
     }
     let names: Vec<&str> = names.into_iter().map(|(name, _)| name).collect();
     match patterns.without_match(&names).as_slice() {

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 
-use grpcxx::model::{Entry, Model, shard};
+use grpcxx::model::{Entry, Model};
 use grpcxx::store::{Remote, TransferLimits, push};
 use grpcxx_runtime::Peer;
 use grpcxx_runtime::config::Config;
@@ -119,13 +119,8 @@ fn places(
     if let [_] = targets {
         return Ok(vec![0; chosen.len()]);
     }
-    let entries = model.entries();
-    let sizes: Vec<(&str, u64)> = entries
-        .iter()
-        .map(|entry| (entry.name.as_str(), entry.meta.data_bytes))
-        .collect();
-    let shards = shard(&sizes, targets.len());
-    let names = sizes.iter().map(|(name, _)| *name);
+    let names = model.entries().iter().map(|entry| entry.name.as_str());
+    let shards = model.shards(targets.len());
     let by_rule: HashMap<&str, usize> = names.zip(shards.task_of).collect();
     let kept = keepers(cluster, targets)?;
     let place = |entry: &&Entry| {
@@ -133,14 +128,7 @@ fn places(
         match kept.get(name).map(Vec::as_slice) {
             None | Some([]) => Ok(by_rule[name]),
             Some([keeper]) => Ok(*keeper),
-            Some([one, other, ..]) => {
-                let task = |place: usize| &cluster.tasks()[targets[place]].name;
-                let (one, other) = (task(*one), task(*other));
-                let text = format!(
-                    "both {one} and {other} keep a tensor {name:?}; choose one with --task"
-                );
-                Err(Failure::new(Exit::Data, text))
-            }
+            Some([one, other, ..]) => Err(cluster.kept_twice(name, targets[*one], targets[*other])),
         }
     };
     chosen.iter().map(place).collect()

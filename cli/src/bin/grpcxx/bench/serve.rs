@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use grpcxx_benches::{BenchServer, raise_open_files};
+use grpcxx_benches::BenchServer;
 use grpcxx_runtime::config::Config;
 use serde::Serialize;
 
@@ -22,7 +22,6 @@ pub(super) fn run(arguments: &ServeArguments, config: &Config, output: Output) -
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
     }
-    raise_open_files();
     let mut options = engine_options(&arguments.engine, config, "ps")?;
     options.listen = Some(arguments.listen);
     let server = BenchServer::start(options).map_err(Failure::from)?;
