@@ -1,5 +1,8 @@
 //! Functions that wait: for a thread, or for what they await.
 
+#[path = "support/page.rs"]
+mod page;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{GraphCall, Shape, Tensor, Text};
 use grpcxx_runtime::{Engine, Remote, local};
+use page::told;
 
 const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -37,11 +41,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 fn arena_used_bytes(server: &Engine) -> usize {
-    let page = server.exposition().text().into_string();
-    let used = page
-        .lines()
-        .find(|line| line.starts_with("grpcxx_arena_used_bytes{"));
-    used.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+    told(server, "grpcxx_arena_used_bytes{") as usize
 }
 
 #[test]

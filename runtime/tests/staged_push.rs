@@ -1,5 +1,7 @@
 //! Pushes of several calls: staged on a connection, and visible at once.
 
+#[path = "support/page.rs"]
+mod page;
 mod stranger;
 
 use std::io::{Read, Write};
@@ -11,6 +13,7 @@ use grpcxx_runtime::policy::Policy;
 use grpcxx_runtime::{
     Engine, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_LIST, STORE_STAGE, StagedPush,
 };
+use page::told;
 use stranger::{Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options};
 
 const MIB: usize = 1 << 20;
@@ -29,11 +32,7 @@ fn weights(count: usize, len: usize) -> Vec<(Text, grpcxx_rpc::Tensor)> {
 
 /// What the metrics tell of bytes that are staged.
 fn staged_bytes(server: &Engine) -> u64 {
-    let page = server.exposition().text().into_string();
-    let line = page
-        .lines()
-        .find(|line| line.starts_with("grpcxx_staged_bytes "));
-    line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+    told(server, "grpcxx_staged_bytes ")
 }
 
 fn await_staged_bytes(server: &Engine, wanted: u64) {
