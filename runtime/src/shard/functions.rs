@@ -6,6 +6,7 @@ use std::time::Instant;
 use grpcxx_rpc::{Code, Envelope, GraphCall, Response, Status, home_shard};
 
 use crate::caller::Caller;
+use crate::client::Mailboxes;
 use crate::command::{Command, GraphDone, Origin};
 use crate::compute::{Job, Pace, ShortCall};
 use crate::function::{Function, Responder, WaitingCall, caught};
@@ -64,6 +65,17 @@ impl Door {
             graph_done,
             span,
         }
+    }
+
+    /// Answers the call when its method has ended.
+    fn answerer(
+        self,
+        mailboxes: &Arc<Mailboxes>,
+        origin: Origin,
+    ) -> impl FnOnce(Result<Envelope, Status>) + Send + use<> {
+        let responder = Responder::of_graph(Arc::clone(mailboxes), origin, self.graph_done);
+        let responder = responder.in_span(self.span);
+        move |answer| responder.answer(answer.map(self.respond))
     }
 }
 
@@ -241,27 +253,20 @@ impl<A> Core<A> {
         share: Option<Arc<StreamShare>>,
         door: Door,
     ) {
-        let Door {
-            respond,
-            graph_done,
-            span,
-        } = door;
-        if let Begun::Ended(answer) = begun {
-            if let Some(share) = share {
-                self.watch(origin, share);
-            }
-            let result = answer.map(respond);
-            span.note_end(&result);
-            return self.answer_graph(origin, graph_done, result);
-        }
-        let responder = Responder::of_graph(self.shared.mailboxes.clone(), origin, graph_done);
-        let responder = responder.in_span(span);
-        let done = move |answer: Result<_, _>| responder.answer(answer.map(respond));
+        let mailboxes = &self.shared.mailboxes;
         let withdrawal = match begun {
-            Begun::Ended(_) => unreachable!("it was answered"),
-            Begun::Waits(waits) => Registered::run(waits, done),
+            Begun::Ended(answer) => {
+                if let Some(share) = share {
+                    self.watch(origin, share);
+                }
+                let result = answer.map(door.respond);
+                door.span.note_end(&result);
+                return self.answer_graph(origin, door.graph_done, result);
+            }
+            Begun::Waits(waits) => Registered::run(waits, door.answerer(mailboxes, origin)),
             Begun::ForPool(runs) => {
-                run_on_pool(&self.shared.compute, self.account_of(origin), runs, done)
+                let (peer, done) = (self.account_of(origin), door.answerer(mailboxes, origin));
+                run_on_pool(&self.shared.compute, peer, runs, done)
             }
         };
         self.watch(origin, Arc::new(withdrawal.with(share)));
