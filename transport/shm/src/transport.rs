@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::channel::{Channel, Side, failure};
 use crate::driver::{EVENTS_ENOUGH, LinkDriver};
 use crate::link::{Link, Phase};
+use crate::message::LinkClaim;
 use crate::poller::{Subject, watch_link};
 use crate::rendezvous::{self, PendingPeer, RendezvousSocket};
 use crate::wakeup::WakeUp;
@@ -191,7 +192,7 @@ impl Transport for ShmTransport {
     fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
         self.check_room("connect to", peer)?;
         let ring_bytes = self.driver.options.ring_bytes();
-        match rendezvous::enter(&name_of(peer), [0; 16], ring_bytes) {
+        match rendezvous::enter(&name_of(peer), LinkClaim::default(), ring_bytes) {
             Ok((socket, segment)) => {
                 let channel = self.driver.channel(socket, segment, Side::Dialler, None);
                 self.insert(Phase::Dialled, Some(channel))

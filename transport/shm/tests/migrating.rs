@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -255,6 +255,15 @@ impl Side {
 
 /// Two sides with a link; the first has dialled.
 fn pair(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
+    pair_over(driver, options, |address| address)
+}
+
+/// Two sides with a link; the first has dialled the address that `via` makes of the other's.
+fn pair_over(
+    driver: DriverRequest,
+    options: ShmOptions,
+    via: impl Fn(SocketAddr) -> SocketAddr,
+) -> [Side; 2] {
     let mut sides = [0, 1].map(|index| Side {
         transport: Ledger::new(links(driver, options.clone()), format!("side {index}")),
         reader: Reader::default(),
@@ -267,7 +276,7 @@ fn pair(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
     });
     let any = "127.0.0.1:0".parse().unwrap();
     let (_, address) = sides[1].transport.listen(any).unwrap();
-    sides[0].link = sides[0].transport.connect(address).unwrap();
+    sides[0].link = sides[0].transport.connect(via(address)).unwrap();
     until(&mut sides, "connected", |[a, b]| {
         a.reader.connected && !b.reader.accepted.is_empty()
     });
@@ -374,6 +383,49 @@ fn streams_go_on_across_the_switch() {
             }
         }
     }
+}
+
+/// Who stands between two processes of a host may pass the offer of one on to the other. The two
+/// would prove to each other that they run as one user, and what the third sends would count as
+/// that user's.
+#[test]
+fn an_offer_that_somebody_passes_on_is_refused() {
+    for driver in drivers() {
+        let mut sides = pair_over(driver, ShmOptions::default(), forwarder);
+        upgrade(&mut sides);
+        until(&mut sides, "the offer is refused", |sides| {
+            sides[0].shm().last_failure().is_some()
+        });
+        let reason = sides[0].shm().last_failure().unwrap();
+        assert!(
+            reason.contains("not the ends of one connection"),
+            "{reason}"
+        );
+        assert_eq!(sides[1].shm().counters().refused, 1);
+        // The stream goes on where it is.
+        assert!(sides[0].send(1000, None));
+        until(&mut sides, "a message has come", |sides| {
+            sides[1].reader.messages == 1
+        });
+        for side in &sides {
+            assert_eq!(side.shm().migrated_links(), 0);
+        }
+    }
+}
+
+/// Passes on what comes in one connection to another one, in both directions.
+fn forwarder(target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(target).unwrap();
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        }
+    });
+    address
 }
 
 fn resume(side: &mut Side) {
