@@ -55,14 +55,14 @@ impl RendezvousSocket {
     }
 
     /// Accepts peers, and hands over those that have sent their memory. Counts those that are
-    /// turned away.
+    /// turned away. Returns whether others may wait, of which nobody tells again.
     pub(crate) fn admit(
         &mut self,
         now: Time,
         poller: &Poller,
         refused: &mut u64,
         mut each: impl FnMut(PendingPeer),
-    ) {
+    ) -> bool {
         // Few at a time where few files are to be had, since each is one until it is heard.
         let at_once = ACCEPTS_MAX.min(self.silent_max);
         for _ in 0..ACCEPTS_MAX.div_ceil(at_once) {
@@ -73,9 +73,10 @@ impl RendezvousSocket {
             self.silent.drain(..beyond);
             *refused += beyond as u64;
             if are_all_accepted {
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Accepts up to so many peers. Returns whether no other one waits.

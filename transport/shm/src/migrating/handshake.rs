@@ -78,8 +78,10 @@ impl ShmMedium {
             return;
         };
         if let Some(migrated) = link.migrated() {
-            let cut = migrated.hear();
-            if let Some(cut) = cut {
+            if migrated.hear() {
+                self.driver.readable.push_back(id);
+            }
+            if let Some(cut) = migrated.cut() {
                 links.cut(id, cut, self);
             }
             return;
@@ -107,6 +109,9 @@ impl ShmMedium {
             },
             Handshake::Welcomed(mut channel) => {
                 let heard = channel.hear();
+                if channel.has_unheard() {
+                    self.driver.readable.push_back(id);
+                }
                 if heard.is_err() || channel.is_peer_gone() && channel.cut().is_none() {
                     return self.decline(links, id, "the peer changed its mind");
                 }
@@ -175,7 +180,9 @@ impl ShmMedium {
     pub(super) fn admit(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         let mut pending = Vec::new();
         let refused = &mut self.driver.counters.refused;
-        (self.rendezvous).admit(now, &self.driver.poller, refused, |peer| pending.push(peer));
+        let has_more =
+            (self.rendezvous).admit(now, &self.driver.poller, refused, |peer| pending.push(peer));
+        self.driver.is_other_readable |= has_more;
         for peer in pending {
             self.welcome(links, peer);
         }
@@ -202,7 +209,7 @@ impl ShmMedium {
         match (welcomed, handshake) {
             (Ok(()), Some(handshake)) => {
                 *handshake = Handshake::Welcomed(Box::new(channel));
-                self.driver.readable.push(id);
+                self.driver.readable.push_back(id);
             }
             (Err(errno), _) => {
                 self.decline(links, id, &failure("welcome a peer", errno).to_string());
@@ -216,8 +223,16 @@ impl ShmMedium {
         if mapped::mapped_bytes() >= bytes_max {
             return Err(mapped::no_room(bytes_max));
         }
+        let (orphans, orphaned_bytes) = self.driver.orphaned();
+        let lent_bytes_max = self.driver.options.lent_bytes_max;
+        if orphaned_bytes > lent_bytes_max {
+            return Err(format!(
+                "peers keep {orphaned_bytes} bytes that links lent them which have ended; at most \
+                 {lent_bytes_max} are allowed (ShmOptions::lent_bytes_max)"
+            ));
+        }
         let limit = self.driver.options.limits.links;
-        if self.migrated.len() < limit {
+        if self.migrated.len() + orphans < limit {
             return Ok(());
         }
         Err(format!(
