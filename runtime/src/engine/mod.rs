@@ -35,7 +35,7 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::exposition::{Exposition, ProgramPage, Telling, ToldMore};
 use crate::function::{AsyncFunction, Function, HoldWatch, ShortFunction};
-use crate::host::{HostError, HostHandle, TaskSpawner, wait};
+use crate::host::{HostError, HostHandle, TaskSpawner, is_turning, wait};
 use crate::local::would_block;
 use crate::metrics::Metrics;
 use crate::placement::CpuClaims;
@@ -501,6 +501,9 @@ impl Engine {
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all
     /// links close.
     ///
+    /// Code that runs on one of the engine's shards, such as a [`CompletionHandler`](crate::CompletionHandler),
+    /// does not wait for that: the shards end behind it. The same holds where it drops the engine.
+    ///
     /// # Errors
     /// A shard had ended before because its thread failed.
     pub fn shutdown(mut self, grace: Duration) -> Result<(), HostError> {
@@ -535,6 +538,11 @@ impl Engine {
             self.shared
                 .mailboxes
                 .deliver(shard, Command::Stop { grace });
+        }
+        if self.shards.current().is_some() || is_turning() {
+            // A shard that waits for its own end waits for ever.
+            self.hosts.clear();
+            return Ok(());
         }
         let mut result = Ok(());
         for host in self.hosts.drain(..) {

@@ -107,20 +107,16 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let clock = Clock::start();
     let (starting, started) = channel();
     let mut hosts = Vec::new();
-    for (index, ends) in ends.into_iter().enumerate() {
-        let host = start_shard(
-            index,
-            ends,
-            &options,
-            &plan,
-            (&shared, &shards),
-            clock,
-            starting.clone(),
-        )?;
-        hosts.push(host);
-    }
+    let begun = ends.into_iter().enumerate().try_for_each(|(index, ends)| {
+        let shared = (&shared, &shards);
+        let starting = starting.clone();
+        hosts.push(start_shard(
+            index, ends, &options, &plan, shared, clock, starting,
+        )?);
+        Ok(())
+    });
     drop(starting);
-    let waited: Result<(), _> = hosts.iter().try_for_each(HostHandle::wait_started);
+    let waited = begun.and_then(|()| hosts.iter().try_for_each(HostHandle::wait_started));
     let reports: Vec<Started> = started.try_iter().collect();
     let driver = reports.first().map(|report| report.driver.clone());
     let shared_memory = reports.first().map(|report| report.shared_memory.clone());
@@ -167,7 +163,8 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         _cpu_claims: plan.cpu_claims,
     };
     if let Err(error) = waited {
-        // The shards that did start are stopped; the error of the one that did not is what counts.
+        // The shards that did start are stopped, or they would hold the port; the error of the one
+        // that did not is what counts.
         let _ = engine.stop(std::time::Duration::ZERO);
         return Err(error.into());
     }
@@ -351,7 +348,7 @@ fn start_shard(
     (shared, shards): (&SharedParts, &Shards),
     clock: Clock,
     starting: Sender<Started>,
-) -> Result<HostHandle, EngineError> {
+) -> Result<HostHandle, HostError> {
     let host_options = HostOptions {
         name: format!("grpcxx-{index}"),
         kind: plan.host.kind,
@@ -377,7 +374,7 @@ fn start_shard(
             starting,
         )
     };
-    Ok(host::spawn_with(host_options, jobs, make, lend, presence)?)
+    host::spawn_with(host_options, jobs, make, lend, presence)
 }
 
 /// Makes a shard on the thread that will turn it.

@@ -29,14 +29,14 @@ mod timers;
 mod waiter;
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use beside::Beside;
 pub use choice::{HostChoice, HostKind, HostSetting};
 pub use error::{HostError, ShardError};
 pub(crate) use inline::Inline;
-pub(crate) use lent::{Lend, Lent};
+pub(crate) use lent::{Lend, Lent, is_turning};
 pub(crate) use life::Presence;
 pub use options::HostOptions;
 pub use shard_loop::{Clock, ShardLoop};
@@ -54,8 +54,9 @@ use crate::placement::pin_current_thread;
 
 /// A running shard.
 pub struct HostHandle {
-    started: Receiver<Result<(), HostError>>,
-    ended: Receiver<Ended>,
+    // Within mutexes, so that threads can share an engine.
+    started: Mutex<Receiver<Result<(), HostError>>>,
+    ended: Mutex<Receiver<Ended>>,
     life: Arc<Life>,
 }
 
@@ -105,8 +106,8 @@ where
         }
     })?;
     Ok(HostHandle {
-        started,
-        ended,
+        started: Mutex::new(started),
+        ended: Mutex::new(ended),
         life,
     })
 }
@@ -164,7 +165,8 @@ impl HostHandle {
     /// # Errors
     /// Why it does not turn.
     pub fn wait_started(&self) -> Result<(), HostError> {
-        self.started.recv().unwrap_or(Ok(()))
+        let started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
+        started.recv().unwrap_or(Ok(()))
     }
 
     /// Whether the threads of the shard have ended.
@@ -178,7 +180,11 @@ impl HostHandle {
     /// # Errors
     /// Why it ended before its shard was finished.
     pub fn join(self) -> Result<(), HostError> {
-        match self.ended.recv() {
+        let ended = self
+            .ended
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner);
+        match ended.recv() {
             Ok((last_owner, result)) => {
                 self.life.join(last_owner);
                 result
