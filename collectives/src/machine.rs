@@ -337,7 +337,9 @@ impl Machine {
             if route.order.is_empty() && route.from.is_none() {
                 continue;
             }
-            for (number, start) in (0..route.bytes).step_by(piece_bytes).enumerate() {
+            // What is empty is one piece.
+            let starts = (0..route.bytes.max(1)).step_by(piece_bytes);
+            for (number, start) in starts.enumerate() {
                 self.pieces.push(Piece {
                     route: index as u32,
                     number: number as u32,

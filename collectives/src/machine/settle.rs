@@ -26,7 +26,7 @@ impl Machine {
             Source::Rank(_) => part.unwrap_or_default(),
         };
         let mut values: SmallVec<[Buffer; 4]> = route.order.iter().zip(parts).map(value).collect();
-        let mut outlives = false;
+        let outlives;
         let combined = match (values.len(), self.arithmetic) {
             (2.., Some((op, arithmetic))) => {
                 let sources: SmallVec<[&[u8]; 4]> = values.iter().map(|value| &value[..]).collect();
@@ -44,6 +44,8 @@ impl Machine {
             }
             _ => {
                 let value = values.pop().unwrap_or_default();
+                // Nobody lends what is empty, as it is for a barrier.
+                outlives = value.is_empty();
                 match piece.output.take_if(|_| is_whole) {
                     Some(out) => filled(out, &value),
                     None => value,
@@ -80,7 +82,7 @@ impl Machine {
         };
         if let Some((_, forward)) = &route.from {
             let place = (route.chunk, piece.number);
-            spread(forward, place, &data, false, effects);
+            spread(forward, place, &data, data.is_empty(), effects);
         }
     }
 }

@@ -6,6 +6,7 @@
 //! an order that the seed decides. The model holds that
 //!
 //! - no operation ends well with another result than the right one, and none with nothing;
+//! - no barrier ends before all have called it;
 //! - who fails names the rank that was lost, whether it needs it or hears of it from one that does;
 //! - every rank ends: with all results, or with that error.
 //!
@@ -67,6 +68,17 @@ fn a_group_of_1024_gets_all_results_when_nobody_is_lost() {
     world.run();
     assert_eq!(world.errors().count(), 0);
     world.check_results("1,024 ranks");
+}
+
+#[test]
+fn nobody_passes_a_barrier_before_the_last_has_come() {
+    for (size, late) in [(2, 1), (32, 0), (33, 0), (40, 39), (1024, 0), (1024, 700)] {
+        let mut world = World::new(size, &[(Operator::Barrier, 0); 3], 7);
+        world.late = Some(late);
+        world.run();
+        assert_eq!(world.errors().count(), 0);
+        world.check_results(&format!("{size} ranks, {late} is late"));
+    }
 }
 
 #[test]

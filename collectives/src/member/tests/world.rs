@@ -39,6 +39,8 @@ pub(super) struct World {
     pub(super) loss: Option<(u32, Loss)>,
     /// At which event, or before which operation.
     lost_at: usize,
+    /// Who calls only when nothing else can happen.
+    pub(super) late: Option<u32>,
     random: fastrand::Rng,
     now: u64,
     program: Vec<(Operator, usize)>,
@@ -120,6 +122,7 @@ impl World {
         Self {
             loss: None,
             lost_at: 0,
+            late: None,
             random,
             now: 0,
             program: program.to_vec(),
@@ -159,14 +162,23 @@ impl World {
                 }
                 events += 1;
                 self.now += self.random.u64(1..1000);
-                let next = self.random.usize(..self.ready.len());
-                let event = self.ready.swap_remove(next);
+                let event = self.next();
                 self.happen(event);
             }
             if !self.look() {
                 return;
             }
         }
+    }
+
+    fn next(&mut self) -> Event {
+        let (mut next, count) = (self.random.usize(..self.ready.len()), self.ready.len());
+        if let Event::Calls(rank) = self.ready[next]
+            && self.late == Some(rank)
+        {
+            next = (next + 1) % count;
+        }
+        self.ready.swap_remove(next)
     }
 
     pub(super) fn size(&self) -> u32 {
@@ -439,7 +451,12 @@ impl World {
         node.waiting = None;
         match result {
             Ok(result) => {
+                let ended = node.results.len();
                 node.results.push(result);
+                if let (Operator::Barrier, _) = self.program[ended] {
+                    let have_called = self.nodes.iter().all(|node| node.called > ended);
+                    assert!(have_called, "rank {rank} did not wait at the barrier");
+                }
                 self.ready.push(Event::Calls(rank));
             }
             Err(status) => node.error = Some(status.message.to_string()),
