@@ -26,6 +26,7 @@ pub(crate) use self::by_boards::Lookout;
 use self::due::{Due, advance, advance_and, succeed};
 use self::lane::{Entry, Lane};
 use self::lost::{Lost, is_gone, left};
+use self::names::Place;
 pub(crate) use self::names::{Names, Who};
 use self::outbox::{Kept, Outbox};
 use self::tokens::{
@@ -274,7 +275,7 @@ impl Member {
                     let Some(peer) = &self.peers[from as usize] else {
                         continue;
                     };
-                    let key = self.names.key(from, self.rank, (tag, number, slot));
+                    let key = self.names.key(from, self.rank, Place { tag, number, slot });
                     let token = token(tag, number, ticket);
                     shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
                 }
@@ -285,7 +286,7 @@ impl Member {
                     outlives,
                 } => {
                     has_begun = true;
-                    let key = self.names.key(self.rank, to, (tag, number, slot));
+                    let key = self.names.key(self.rank, to, Place { tag, number, slot });
                     let data = match slot {
                         Slot::Bell => data,
                         Slot::Hello | Slot::Part { .. } | Slot::Whole { .. } => {
@@ -561,9 +562,6 @@ pub(crate) const AGREEMENT_TAG: u16 = u16::MAX;
 
 /// Most operations that wait under one tag.
 const OPERATIONS_MAX: usize = 4096;
-
-/// The key of a message: a text that holds both ranks, the tag and the place in the operation.
-pub(crate) type Place = (u16, u64, Slot);
 
 /// A key of the step.
 pub(crate) type Key = Text;

@@ -105,7 +105,9 @@ impl Plan {
     }
 
     /// The ranks with which this one compares what was called. In a small group these are all; in
-    /// a large one they are its neighbours in a tree, which connect all of them.
+    /// a large one they are its neighbours in a tree, which connect all of them. What it sends of
+    /// an operation, it sends once these have begun it: a rank three steps away in the tree may
+    /// still be two operations behind then.
     pub(crate) fn partners(rank: u32, size: u32) -> Vec<u32> {
         if size <= DIRECT_RANKS_MAX {
             return (1..size).map(|ahead| (rank + ahead) % size).collect();

@@ -81,6 +81,23 @@ fn nobody_passes_a_barrier_before_the_last_has_come() {
     }
 }
 
+/// The tree in which ranks compare what was called begins at rank 0, and not at the root: a rank
+/// is ahead of one that has yet to take what it sent, by as many operations as steps of that tree.
+#[test]
+fn what_ranks_send_that_are_ahead_comes_in_its_turn() {
+    let sum = |root| {
+        let op = ReduceOp::Sum;
+        (Operator::Reduce { op, root }, 5)
+    };
+    for (size, root, late) in [(33, 25, 28), (64, 2, 26), (100, 2, 26), (1024, 2, 26)] {
+        let mut world = World::new(size, &[sum(root); 9], 3);
+        world.late = Some(late);
+        world.run();
+        assert_eq!(world.errors().count(), 0);
+        world.check_results(&format!("{size} ranks, root {root}, {late} is late"));
+    }
+}
+
 #[test]
 fn whoever_dies_hangs_or_leaves_among_1024_is_named_and_nobody_has_a_wrong_result() {
     let losses = [Loss::Dies, Loss::DoesNotCall, Loss::Leaves];

@@ -13,7 +13,7 @@ use super::super::lane::{Entry, Lane};
 use super::super::lost::{Lost, left, silence};
 use super::super::outbox::Taken;
 use super::super::tokens::HELLO;
-use super::super::{Due, State, advance, succeed};
+use super::super::{Due, Place, State, advance, succeed};
 use crate::description::Description;
 use crate::machine::{Effect, Machine, Slot, Task};
 use crate::operation::{Ending, Operation};
@@ -70,13 +70,13 @@ enum Health {
     Dead,
 }
 
-/// To whom, in which turn, and what.
-type Place = (u32, u64, Slot);
+/// To whom, and what its key has behind the ranks.
+type Address = (u32, String);
 
 #[derive(Default)]
 struct Desk {
-    sent: HashMap<Place, Sent>,
-    asked: HashMap<Place, (u64, u32)>,
+    sent: HashMap<Address, Sent>,
+    asked: HashMap<Address, (u64, u32)>,
     /// Whom the rank tells when it is lost.
     attended_by: BTreeSet<u32>,
 }
@@ -354,16 +354,16 @@ impl World {
                     data,
                     outlives,
                 } => {
-                    let place = (to, number % 2, slot);
+                    let address = address(to, number, slot);
                     self.attend(rank, to);
                     let sent = Sent {
                         data,
                         outlives,
                         _taken: self.node(rank).state.outbox.send(to),
                     };
-                    let before = self.desks[rank as usize].sent.insert(place, sent);
+                    let before = self.desks[rank as usize].sent.insert(address.clone(), sent);
                     assert!(before.is_none(), "{slot:?} was sent to {to} again");
-                    self.carry(rank, place);
+                    self.carry(rank, address);
                 }
                 Effect::Receive { from, slot, ticket } => {
                     let receipt = Receipt {
@@ -381,7 +381,7 @@ impl World {
     }
 
     fn ask(&mut self, receipt: Receipt, slot: Slot) {
-        let (from, place) = (receipt.from, (receipt.to, receipt.number % 2, slot));
+        let (from, address) = (receipt.from, address(receipt.to, receipt.number, slot));
         if let Some(status) = self.refusal(from) {
             return self.ready.push(Event::Fails(receipt, status));
         }
@@ -389,9 +389,9 @@ impl World {
             return;
         }
         let asked = &mut self.desks[from as usize].asked;
-        let before = asked.insert(place, (receipt.number, receipt.ticket));
+        let before = asked.insert(address.clone(), (receipt.number, receipt.ticket));
         assert!(before.is_none(), "{slot:?} was asked of {from} again");
-        self.carry(from, place);
+        self.carry(from, address);
     }
 
     /// Asks a rank to tell when it is lost.
@@ -417,18 +417,18 @@ impl World {
     }
 
     /// What was both sent and asked for is on its way.
-    fn carry(&mut self, from: u32, place: Place) {
+    fn carry(&mut self, from: u32, address: Address) {
         let desk = &mut self.desks[from as usize];
-        if !desk.asked.contains_key(&place) {
+        if !desk.asked.contains_key(&address) {
             return;
         }
-        let Some(sent) = desk.sent.remove(&place) else {
+        let Some(sent) = desk.sent.remove(&address) else {
             return;
         };
-        let (number, ticket) = desk.asked.remove(&place).unwrap();
+        let (number, ticket) = desk.asked.remove(&address).unwrap();
         let receipt = Receipt {
             from,
-            to: place.0,
+            to: address.0,
             number,
             ticket,
         };
@@ -485,7 +485,7 @@ impl World {
         let asked = std::mem::take(&mut self.desks[from as usize].asked);
         let mut asked: Vec<_> = asked.into_iter().collect();
         // A map has an order of its own in each run.
-        asked.sort_unstable_by_key(|(place, _)| *place);
+        asked.sort_unstable();
         for ((to, ..), (number, ticket)) in asked {
             let receipt = Receipt {
                 from,
@@ -606,6 +606,16 @@ fn gets(operator: Operator, rank: u32) -> bool {
         Operator::Reduce { root, .. } => rank == root,
         _ => true,
     }
+}
+
+/// All that ranks call has one tag.
+fn address(to: u32, number: u64, slot: Slot) -> Address {
+    let place = Place {
+        tag: 0,
+        number,
+        slot,
+    };
+    (to, place.to_string())
 }
 
 fn name(rank: u32) -> String {
