@@ -289,7 +289,7 @@ impl Member {
                     let key = self.names.key(self.rank, to, Place { tag, number, slot });
                     let data = match slot {
                         Slot::Bell => data,
-                        Slot::Hello | Slot::Part { .. } | Slot::Whole { .. } => {
+                        Slot::Hello | Slot::Part(_) | Slot::Whole(_) => {
                             self.attend(to, shard);
                             self.kept(to, data, outlives)
                         }

@@ -3,7 +3,7 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use smallvec::SmallVec;
 
-use super::{Effect, Machine, Slot};
+use super::{Effect, Machine, Slot, Spot};
 use crate::dtype::ReduceOp;
 use crate::fold::fold;
 use crate::plan::{Source, Then};
@@ -53,19 +53,16 @@ impl Machine {
             }
         };
         drop(values);
-        let (chunk, number) = (route.chunk, piece.number);
+        let spot = Spot::of(self.called, route, piece);
         match &route.then {
             Then::Part(to) => effects.push(Effect::Send {
                 to: *to,
-                slot: Slot::Part {
-                    chunk,
-                    piece: number,
-                },
+                slot: Slot::Part(spot),
                 data: combined,
                 outlives,
             }),
             Then::Whole(wanted_by) => {
-                spread(wanted_by, (chunk, number), &combined, outlives, effects);
+                spread(wanted_by, spot, &combined, outlives, effects);
             }
             Then::Nothing => {}
         }
@@ -81,23 +78,17 @@ impl Machine {
             None => data,
         };
         if let Some((_, forward)) = &route.from {
-            let place = (route.chunk, piece.number);
-            spread(forward, place, &data, data.is_empty(), effects);
+            let spot = Spot::of(self.called, route, piece);
+            spread(forward, spot, &data, data.is_empty(), effects);
         }
     }
 }
 
-fn spread(
-    to: &[u32],
-    (chunk, piece): (u32, u32),
-    data: &Buffer,
-    outlives: bool,
-    effects: &mut Vec<Effect>,
-) {
+fn spread(to: &[u32], spot: Spot, data: &Buffer, outlives: bool, effects: &mut Vec<Effect>) {
     for &to in to {
         effects.push(Effect::Send {
             to,
-            slot: Slot::Whole { chunk, piece },
+            slot: Slot::Whole(spot),
             data: data.clone(),
             outlives,
         });

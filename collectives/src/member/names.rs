@@ -6,7 +6,7 @@ use grpcxx_rpc::{RendezvousKey, Status};
 use grpcxx_runtime::cluster::TaskId;
 
 use super::Key;
-use crate::machine::Slot;
+use crate::machine::{Slot, Spot};
 
 /// What is known of a rank by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,12 +119,18 @@ impl Names {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.tag, self.number)?;
-        match self.slot {
-            Slot::Bell => f.write_str(".bell"),
-            Slot::Hello => Ok(()),
-            Slot::Part { chunk, piece } => write!(f, ".p{chunk}.{piece}"),
-            Slot::Whole { chunk, piece } => write!(f, ".w{chunk}.{piece}"),
-        }
+        let (kind, spot) = match self.slot {
+            Slot::Bell => return f.write_str(".bell"),
+            Slot::Hello => return Ok(()),
+            Slot::Part(spot) => ('p', spot),
+            Slot::Whole(spot) => ('w', spot),
+        };
+        let Spot {
+            called,
+            chunk,
+            piece,
+        } = spot;
+        write!(f, ".{called:x}.{kind}{chunk}.{piece}")
     }
 }
 

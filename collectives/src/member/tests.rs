@@ -98,6 +98,27 @@ fn what_ranks_send_that_are_ahead_comes_in_its_turn() {
     }
 }
 
+/// All below rank 1 in the tree call the scatter, so most of them agree with whom they ask. Its
+/// parts are as long as what the others send each other.
+#[test]
+fn nobody_takes_what_was_sent_for_another_operation() {
+    let (size, share) = (40, 6);
+    let (all, part) = (share * size as usize, share);
+    let below_1 = || {
+        [1..=1, 3..=4, 7..=10, 15..=22, 31..=39]
+            .into_iter()
+            .flatten()
+    };
+    for seed in 0..20 {
+        let sum = Operator::ReduceScatter(ReduceOp::Sum);
+        let mut world = World::new(size, &[(sum, all)], seed);
+        below_1().for_each(|rank| world.give(rank, &[(Operator::Scatter { root: 5 }, part)]));
+        world.run();
+        assert_eq!(world.errors().count(), size as usize, "seed {seed}");
+        assert_eq!(world.ended(), 0, "seed {seed}");
+    }
+}
+
 #[test]
 fn whoever_dies_hangs_or_leaves_among_1024_is_named_and_nobody_has_a_wrong_result() {
     let losses = [Loss::Dies, Loss::DoesNotCall, Loss::Leaves];

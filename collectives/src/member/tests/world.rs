@@ -55,6 +55,8 @@ struct Node {
     /// Its only lane is that of tag 0.
     state: State,
     health: Health,
+    /// What its program calls, one after the other.
+    program: Vec<(Operator, usize)>,
     called: usize,
     waiting: Option<Operation<Option<Vec<u8>>>>,
     results: Vec<Option<Vec<u8>>>,
@@ -112,6 +114,7 @@ impl World {
                 ..State::default()
             },
             health: Health::Well,
+            program: program.to_vec(),
             called: 0,
             waiting: None,
             results: Vec::new(),
@@ -130,6 +133,11 @@ impl World {
             desks: (0..size).map(|_| Desk::default()).collect(),
             ready: (0..size).map(Event::Calls).collect(),
         }
+    }
+
+    /// Lets a rank call something else than the others.
+    pub(super) fn give(&mut self, rank: u32, program: &[(Operator, usize)]) {
+        self.node(rank).program = program.to_vec();
     }
 
     /// Draws who is lost, and when.
@@ -183,6 +191,11 @@ impl World {
 
     pub(super) fn size(&self) -> u32 {
         self.nodes.len() as u32
+    }
+
+    /// How many operations have ended well.
+    pub(super) fn ended(&self) -> usize {
+        self.nodes.iter().map(|node| node.results.len()).sum()
     }
 
     /// What each rank says why the group is over, but for the lost one.
@@ -304,10 +317,11 @@ impl World {
         match loss {
             Some((_, Loss::DoesNotCall)) => return,
             Some((_, Loss::Leaves)) => return self.leave(rank),
-            _ if called == self.program.len() => return self.leave(rank),
+            _ if called == self.node(rank).program.len() => return self.leave(rank),
             _ => {}
         }
-        let (mut machine, ending, operation) = operation(self.program[called], (rank, size), false);
+        let call = self.node(rank).program[called];
+        let (mut machine, ending, operation) = operation(call, (rank, size), false);
         let now = Time::from_nanos(self.now);
         let node = self.node(rank);
         machine.set_number(node.lane().next_number());
@@ -558,7 +572,7 @@ pub(super) fn operation(
         plan,
         description,
         arithmetic: arithmetic.transpose().unwrap(),
-        input: ending.lend(Buffer::from(brought(rank, len))),
+        input: ending.lend(Buffer::from(brought(rank, plan.input_bytes() / 4))),
     };
     let output_bytes = plan.output_bytes();
     let machine = Machine::new(task, |ends| {
