@@ -265,8 +265,8 @@ impl Group {
     }
 
     /// Leaves the group, once the others have what this rank has sent; a forked child lets go of
-    /// it. Operations that begin later fail on all ranks, and name this one. If the group has
-    /// failed, this waits until the others have heard why, for 2 seconds at most.
+    /// it. Operations that begin later, through clones too, fail on all ranks, and name this one.
+    /// If the group has failed, this waits until the others have heard why, for 2 seconds at most.
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED` if a rank does not take what was sent within the time of an operation;

@@ -71,6 +71,8 @@ struct State {
     is_looked_for: bool,
     /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
+    /// Who is to hear that this rank has left, while it is about to.
+    leavers: Vec<mpsc::Sender<()>>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
     outbox: Outbox,
@@ -205,14 +207,25 @@ impl Member {
     /// on fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
+        let unsent = {
+            let mut state = self.state();
+            state.leavers.push(sender);
+            if state.leavers.len() > 1 {
+                // Another clone of the group leaves, and waits for all that was sent.
+                return receiver;
+            }
+            state.unsent.take().unwrap_or_default()
+        };
         let status = Status::new(Code::Aborted, left(&self.names.of(self.rank)));
         let member = Arc::clone(self);
         let close = move || {
             member.close(status);
-            // Whoever left may not wait any more.
-            let _ = sender.send(());
+            let leavers = std::mem::take(&mut member.state().leavers);
+            for sender in leavers {
+                // Whoever left may not wait any more.
+                let _ = sender.send(());
+            }
         };
-        let unsent = self.state().unsent.take().unwrap_or_default();
         *lock(&unsent.0) = Some(Box::new(close));
         receiver
     }
