@@ -265,8 +265,8 @@ impl Group {
     }
 
     /// Leaves the group, once the others have what this rank has sent; a forked child lets go of
-    /// it. Operations that begin later fail on all ranks, and name this one. If the group has
-    /// failed, this waits until the others have heard why, for 2 seconds at most.
+    /// it. Operations that begin later, through clones too, fail on all ranks, and name this one.
+    /// If the group has failed, this waits until the others have heard why, for 2 seconds at most.
     ///
     /// # Errors
     /// `DEADLINE_EXCEEDED` if a rank does not take what was sent within the time of an operation;
@@ -495,15 +495,15 @@ impl GroupBuilder {
     }
 
     /// How long an operation may go on without a message of the ranks that it waits for. Default:
-    /// 60 s.
+    /// 60 s; a century at most.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
-    /// How long the ranks may take to meet. Default: 60 s.
+    /// How long the ranks may take to meet. Default: 60 s; a century at most.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
-        self.join_timeout = timeout;
+        self.join_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
@@ -574,3 +574,6 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// How long the ranks may take to meet.
 const JOIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Longer times than a century are as good as it, and clocks go on for so long.
+const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

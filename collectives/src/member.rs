@@ -26,6 +26,7 @@ pub(crate) use self::by_boards::Lookout;
 use self::due::{Due, advance, advance_and, succeed};
 use self::lane::{Entry, Lane};
 use self::lost::{Lost, is_gone, left};
+use self::names::Place;
 pub(crate) use self::names::{Names, Who};
 use self::outbox::{Kept, Outbox};
 use self::tokens::{
@@ -70,6 +71,8 @@ struct State {
     is_looked_for: bool,
     /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
+    /// Who is to hear that this rank has left, while it is about to.
+    leavers: Vec<mpsc::Sender<()>>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
     outbox: Outbox,
@@ -204,14 +207,25 @@ impl Member {
     /// on fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
+        let unsent = {
+            let mut state = self.state();
+            state.leavers.push(sender);
+            if state.leavers.len() > 1 {
+                // Another clone of the group leaves, and waits for all that was sent.
+                return receiver;
+            }
+            state.unsent.take().unwrap_or_default()
+        };
         let status = Status::new(Code::Aborted, left(&self.names.of(self.rank)));
         let member = Arc::clone(self);
         let close = move || {
             member.close(status);
-            // Whoever left may not wait any more.
-            let _ = sender.send(());
+            let leavers = std::mem::take(&mut member.state().leavers);
+            for sender in leavers {
+                // Whoever left may not wait any more.
+                let _ = sender.send(());
+            }
         };
-        let unsent = self.state().unsent.take().unwrap_or_default();
         *lock(&unsent.0) = Some(Box::new(close));
         receiver
     }
@@ -274,7 +288,7 @@ impl Member {
                     let Some(peer) = &self.peers[from as usize] else {
                         continue;
                     };
-                    let key = self.names.key(from, self.rank, (tag, number, slot));
+                    let key = self.names.key(from, self.rank, Place { tag, number, slot });
                     let token = token(tag, number, ticket);
                     shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
                 }
@@ -285,10 +299,10 @@ impl Member {
                     outlives,
                 } => {
                     has_begun = true;
-                    let key = self.names.key(self.rank, to, (tag, number, slot));
+                    let key = self.names.key(self.rank, to, Place { tag, number, slot });
                     let data = match slot {
                         Slot::Bell => data,
-                        Slot::Hello | Slot::Part { .. } | Slot::Whole { .. } => {
+                        Slot::Hello | Slot::Part(_) | Slot::Whole(_) => {
                             self.attend(to, shard);
                             self.kept(to, data, outlives)
                         }
@@ -561,9 +575,6 @@ pub(crate) const AGREEMENT_TAG: u16 = u16::MAX;
 
 /// Most operations that wait under one tag.
 const OPERATIONS_MAX: usize = 4096;
-
-/// The key of a message: a text that holds both ranks, the tag and the place in the operation.
-pub(crate) type Place = (u16, u64, Slot);
 
 /// A key of the step.
 pub(crate) type Key = Text;

@@ -339,6 +339,28 @@ fn a_rank_that_leaves_is_named_by_later_operations_alone() {
 }
 
 #[test]
+fn ranks_may_wait_for_longer_than_a_clock_goes() {
+    let engines = engines(2, false);
+    // The second group needs shards that have seen the first one fail.
+    for generation in 0..2 {
+        let endless = |builder: GroupBuilder| {
+            let builder = builder.generation(generation).timeout(Duration::MAX);
+            builder.join_timeout(Duration::MAX)
+        };
+        let errors = together(&engines, endless, |group| {
+            group.barrier().wait().unwrap();
+            if group.rank() == 1 {
+                group.leave().unwrap();
+                return None;
+            }
+            Some(group.barrier().wait().unwrap_err())
+        });
+        let error = errors.into_iter().flatten().next().unwrap();
+        assert!(error.message.ends_with("has left the group"), "{error}");
+    }
+}
+
+#[test]
 fn groups_that_do_not_get_full_say_who_is_missing() {
     let engines = engines(3, true);
     let first = address(&engines[0]);

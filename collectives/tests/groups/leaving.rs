@@ -1,5 +1,6 @@
 //! Ranks that leave at once when they have done their part.
 
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -106,4 +107,33 @@ fn nobody_waits_for_the_dead_to_hear_why_the_group_is_over() {
             assert!(taken < Duration::from_secs(1), "{taken:?}");
         }
     }
+}
+
+#[test]
+fn a_rank_that_leaves_twice_waits_for_the_others_as_well() {
+    let engines = super::large::engines(false);
+    let size = engines.len() as u32;
+    let has_left = Barrier::new(2);
+    together(
+        &engines,
+        |builder| builder,
+        |group| {
+            let rank = group.rank();
+            // Rank 1 takes what its children 3 and 4 have combined when both have called.
+            if rank == 3 {
+                has_left.wait();
+            }
+            let mine = Tensor::vector(values(rank, 5));
+            let found = group.reduce(mine, ReduceOp::Sum, 0).wait().unwrap();
+            if let Some(found) = found {
+                assert_eq!(found.elements::<f32>().unwrap()[..], sums(size, 5));
+            }
+            if rank == 4 {
+                group.clone().leave_without_waiting();
+                group.clone().leave_without_waiting();
+                has_left.wait();
+            }
+            group.leave().unwrap();
+        },
+    );
 }

@@ -13,7 +13,7 @@ use super::super::lane::{Entry, Lane};
 use super::super::lost::{Lost, left, silence};
 use super::super::outbox::Taken;
 use super::super::tokens::HELLO;
-use super::super::{Due, State, advance, succeed};
+use super::super::{Due, Place, State, advance, succeed};
 use crate::description::Description;
 use crate::machine::{Effect, Machine, Slot, Task};
 use crate::operation::{Ending, Operation};
@@ -39,6 +39,8 @@ pub(super) struct World {
     pub(super) loss: Option<(u32, Loss)>,
     /// At which event, or before which operation.
     lost_at: usize,
+    /// Who calls only when nothing else can happen.
+    pub(super) late: Option<u32>,
     random: fastrand::Rng,
     now: u64,
     program: Vec<(Operator, usize)>,
@@ -53,6 +55,8 @@ struct Node {
     /// Its only lane is that of tag 0.
     state: State,
     health: Health,
+    /// What its program calls, one after the other.
+    program: Vec<(Operator, usize)>,
     called: usize,
     waiting: Option<Operation<Option<Vec<u8>>>>,
     results: Vec<Option<Vec<u8>>>,
@@ -68,13 +72,13 @@ enum Health {
     Dead,
 }
 
-/// To whom, in which turn, and what.
-type Place = (u32, u64, Slot);
+/// To whom, and what its key has behind the ranks.
+type Address = (u32, String);
 
 #[derive(Default)]
 struct Desk {
-    sent: HashMap<Place, Sent>,
-    asked: HashMap<Place, (u64, u32)>,
+    sent: HashMap<Address, Sent>,
+    asked: HashMap<Address, (u64, u32)>,
     /// Whom the rank tells when it is lost.
     attended_by: BTreeSet<u32>,
 }
@@ -110,6 +114,7 @@ impl World {
                 ..State::default()
             },
             health: Health::Well,
+            program: program.to_vec(),
             called: 0,
             waiting: None,
             results: Vec::new(),
@@ -120,6 +125,7 @@ impl World {
         Self {
             loss: None,
             lost_at: 0,
+            late: None,
             random,
             now: 0,
             program: program.to_vec(),
@@ -127,6 +133,11 @@ impl World {
             desks: (0..size).map(|_| Desk::default()).collect(),
             ready: (0..size).map(Event::Calls).collect(),
         }
+    }
+
+    /// Lets a rank call something else than the others.
+    pub(super) fn give(&mut self, rank: u32, program: &[(Operator, usize)]) {
+        self.node(rank).program = program.to_vec();
     }
 
     /// Draws who is lost, and when.
@@ -159,8 +170,7 @@ impl World {
                 }
                 events += 1;
                 self.now += self.random.u64(1..1000);
-                let next = self.random.usize(..self.ready.len());
-                let event = self.ready.swap_remove(next);
+                let event = self.next();
                 self.happen(event);
             }
             if !self.look() {
@@ -169,8 +179,23 @@ impl World {
         }
     }
 
+    fn next(&mut self) -> Event {
+        let (mut next, count) = (self.random.usize(..self.ready.len()), self.ready.len());
+        if let Event::Calls(rank) = self.ready[next]
+            && self.late == Some(rank)
+        {
+            next = (next + 1) % count;
+        }
+        self.ready.swap_remove(next)
+    }
+
     pub(super) fn size(&self) -> u32 {
         self.nodes.len() as u32
+    }
+
+    /// How many operations have ended well.
+    pub(super) fn ended(&self) -> usize {
+        self.nodes.iter().map(|node| node.results.len()).sum()
     }
 
     /// What each rank says why the group is over, but for the lost one.
@@ -292,10 +317,11 @@ impl World {
         match loss {
             Some((_, Loss::DoesNotCall)) => return,
             Some((_, Loss::Leaves)) => return self.leave(rank),
-            _ if called == self.program.len() => return self.leave(rank),
+            _ if called == self.node(rank).program.len() => return self.leave(rank),
             _ => {}
         }
-        let (mut machine, ending, operation) = operation(self.program[called], (rank, size), false);
+        let call = self.node(rank).program[called];
+        let (mut machine, ending, operation) = operation(call, (rank, size), false);
         let now = Time::from_nanos(self.now);
         let node = self.node(rank);
         machine.set_number(node.lane().next_number());
@@ -342,16 +368,16 @@ impl World {
                     data,
                     outlives,
                 } => {
-                    let place = (to, number % 2, slot);
+                    let address = address(to, number, slot);
                     self.attend(rank, to);
                     let sent = Sent {
                         data,
                         outlives,
                         _taken: self.node(rank).state.outbox.send(to),
                     };
-                    let before = self.desks[rank as usize].sent.insert(place, sent);
+                    let before = self.desks[rank as usize].sent.insert(address.clone(), sent);
                     assert!(before.is_none(), "{slot:?} was sent to {to} again");
-                    self.carry(rank, place);
+                    self.carry(rank, address);
                 }
                 Effect::Receive { from, slot, ticket } => {
                     let receipt = Receipt {
@@ -369,7 +395,7 @@ impl World {
     }
 
     fn ask(&mut self, receipt: Receipt, slot: Slot) {
-        let (from, place) = (receipt.from, (receipt.to, receipt.number % 2, slot));
+        let (from, address) = (receipt.from, address(receipt.to, receipt.number, slot));
         if let Some(status) = self.refusal(from) {
             return self.ready.push(Event::Fails(receipt, status));
         }
@@ -377,9 +403,9 @@ impl World {
             return;
         }
         let asked = &mut self.desks[from as usize].asked;
-        let before = asked.insert(place, (receipt.number, receipt.ticket));
+        let before = asked.insert(address.clone(), (receipt.number, receipt.ticket));
         assert!(before.is_none(), "{slot:?} was asked of {from} again");
-        self.carry(from, place);
+        self.carry(from, address);
     }
 
     /// Asks a rank to tell when it is lost.
@@ -405,18 +431,18 @@ impl World {
     }
 
     /// What was both sent and asked for is on its way.
-    fn carry(&mut self, from: u32, place: Place) {
+    fn carry(&mut self, from: u32, address: Address) {
         let desk = &mut self.desks[from as usize];
-        if !desk.asked.contains_key(&place) {
+        if !desk.asked.contains_key(&address) {
             return;
         }
-        let Some(sent) = desk.sent.remove(&place) else {
+        let Some(sent) = desk.sent.remove(&address) else {
             return;
         };
-        let (number, ticket) = desk.asked.remove(&place).unwrap();
+        let (number, ticket) = desk.asked.remove(&address).unwrap();
         let receipt = Receipt {
             from,
-            to: place.0,
+            to: address.0,
             number,
             ticket,
         };
@@ -439,7 +465,12 @@ impl World {
         node.waiting = None;
         match result {
             Ok(result) => {
+                let ended = node.results.len();
                 node.results.push(result);
+                if let (Operator::Barrier, _) = self.program[ended] {
+                    let have_called = self.nodes.iter().all(|node| node.called > ended);
+                    assert!(have_called, "rank {rank} did not wait at the barrier");
+                }
                 self.ready.push(Event::Calls(rank));
             }
             Err(status) => node.error = Some(status.message.to_string()),
@@ -468,7 +499,7 @@ impl World {
         let asked = std::mem::take(&mut self.desks[from as usize].asked);
         let mut asked: Vec<_> = asked.into_iter().collect();
         // A map has an order of its own in each run.
-        asked.sort_unstable_by_key(|(place, _)| *place);
+        asked.sort_unstable();
         for ((to, ..), (number, ticket)) in asked {
             let receipt = Receipt {
                 from,
@@ -541,7 +572,7 @@ pub(super) fn operation(
         plan,
         description,
         arithmetic: arithmetic.transpose().unwrap(),
-        input: ending.lend(Buffer::from(brought(rank, len))),
+        input: ending.lend(Buffer::from(brought(rank, plan.input_bytes() / 4))),
     };
     let output_bytes = plan.output_bytes();
     let machine = Machine::new(task, |ends| {
@@ -589,6 +620,16 @@ fn gets(operator: Operator, rank: u32) -> bool {
         Operator::Reduce { root, .. } => rank == root,
         _ => true,
     }
+}
+
+/// All that ranks call has one tag.
+fn address(to: u32, number: u64, slot: Slot) -> Address {
+    let place = Place {
+        tag: 0,
+        number,
+        slot,
+    };
+    (to, place.to_string())
 }
 
 fn name(rank: u32) -> String {
