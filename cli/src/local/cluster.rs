@@ -197,7 +197,7 @@ impl LocalCluster {
                 continue;
             };
             let ended = process
-                .try_wait()
+                .try_end()
                 .map_err(system(format!("watch task {}:{}", task.job, task.index)))?;
             if let Some(status) = ended {
                 return Err(LocalError::Ended {

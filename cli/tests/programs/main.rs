@@ -12,6 +12,7 @@ mod bench;
 mod cluster;
 mod descriptors;
 mod launch;
+mod launch_ends;
 mod launch_told;
 mod leaving;
 mod log;

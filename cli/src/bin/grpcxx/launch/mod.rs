@@ -112,7 +112,7 @@ fn watch(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return Ok(children.stop(GRACE)?);
+            return Ok(children.stop()?);
         }
         let now = Instant::now();
         for (rank, end) in children.ended()? {
@@ -123,12 +123,12 @@ fn watch(
             Decision::Restart(number, reason) => {
                 tracing::warn!(restart = number, "{reason}");
                 restart = number;
-                children.stop(GRACE)?;
+                children.stop()?;
                 children.start_again()?;
             }
-            Decision::Finish => return Ok(children.stop(GRACE)?),
+            Decision::Finish => return Ok(children.stop()?),
             Decision::Fail(reason) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(Exit::Software, reason));
             }
         }
@@ -172,7 +172,7 @@ fn follow(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return Ok(children.stop(GRACE)?);
+            return Ok(children.stop()?);
         }
         // The order may be about this very end, which is reported first.
         for (_, end) in children.ended()? {
@@ -183,16 +183,16 @@ fn follow(
             Err(TryRecvError::Empty) => {}
             Ok(Order::Restart(number)) => {
                 restart = number;
-                children.stop(GRACE)?;
+                children.stop()?;
                 children.start_again()?;
             }
-            Ok(Order::Finish) => return Ok(children.stop(GRACE)?),
+            Ok(Order::Finish) => return Ok(children.stop()?),
             Ok(Order::Fail(reason)) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(Exit::Software, reason));
             }
             Err(TryRecvError::Disconnected) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(
                     Exit::Unavailable,
                     "rank 0 is lost: its launcher hung up",
@@ -228,5 +228,3 @@ fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);
-/// How long processes that are asked to stop may take.
-const GRACE: Duration = Duration::from_secs(5);
