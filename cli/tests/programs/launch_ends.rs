@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::launch::launch;
+use super::ports::held_port;
 use super::text;
 
 /// The numbers of the processes of a group that have not ended.
@@ -124,6 +125,40 @@ fn a_job_starts_again_when_all_that_it_had_started_have_ended() {
     let launcher = begin(folder.path(), &["--restarts", "1"], &script);
     let output = launcher.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+/// One that starts again would meet those at their ports that have not stopped yet.
+#[test]
+fn ranks_start_again_when_those_of_all_launchers_have_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let port = held_port();
+    let script = "if [ -e first-$RANK ]; then echo begins >>runs; exit; fi
+        [ $RANK -eq 2 ] && long=1 || long=0
+        trap 'sleep $long; echo ended >>runs; exit' TERM
+        echo >first-$RANK
+        if [ $RANK -eq 1 ]; then
+            until [ -e first-0 ] && [ -e first-2 ]; do sleep 0.01; done; exit 3
+        fi
+        sleep 300 & wait";
+    let rank = |rank: &str| {
+        let mut launcher = launch(folder.path(), &["--ps", "0", "--restarts", "1"]);
+        launcher
+            .args(["--timeout", "60", "--", "sh", "-c", script])
+            .env("RANK", rank)
+            .env("WORLD_SIZE", "3")
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", (port - 1).to_string())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    for launcher in ["0", "1", "2"].map(rank) {
+        let output = launcher.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+    let runs = std::fs::read_to_string(folder.path().join("runs")).unwrap();
+    let runs: Vec<&str> = runs.lines().collect();
+    assert_eq!(runs, ["ended", "ended", "begins", "begins", "begins"]);
 }
 
 const PATIENCE: Duration = Duration::from_secs(30);

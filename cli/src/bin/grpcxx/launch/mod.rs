@@ -174,16 +174,19 @@ fn follow(
             signal.ends_program();
             return Ok(children.stop()?);
         }
-        // The order may be about this very end, which is reported first.
+        // Where rank 0 is gone, reports fail, and there will be no orders either. The order may be
+        // about this very end, which is reported first.
         for (_, end) in children.ended()? {
-            // Where rank 0 is gone, there will be no orders either.
             let _ = meeting.member.report(restart, end);
         }
         match orders.try_recv() {
             Err(TryRecvError::Empty) => {}
-            Ok(Order::Restart(number)) => {
-                restart = number;
+            Ok(Order::Stop(number)) => {
                 children.stop()?;
+                let _ = meeting.member.report_stopped(number);
+            }
+            Ok(Order::Start(number)) => {
+                restart = number;
                 children.start_again()?;
             }
             Ok(Order::Finish) => return Ok(children.stop()?),
