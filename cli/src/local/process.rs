@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,9 +41,18 @@ pub(crate) struct Process {
     state: State,
     /// Whether the group was asked to stop, which it is once: a second request often means at once.
     is_asked: bool,
-    ready: Receiver<String>,
+    ready: Receiver<()>,
     last_errors: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
+}
+
+/// What came of the wait for the ready notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Ready,
+    /// It did not come while the caller waited.
+    NotReady,
+    Ended(ExitStatus),
 }
 
 /// How far a process has come.
@@ -80,7 +89,10 @@ impl Process {
             let log = Arc::clone(log);
             readers.push(thread::spawn(move || {
                 read_lines(output, |text| {
-                    offer_ready(&ready_sender, &text);
+                    if text.starts_with(READY_PREFIX) {
+                        // Nobody waits for a second notice.
+                        let _ = ready_sender.send(());
+                    }
                     log(LogLine {
                         task: task.clone(),
                         stream: Stream::Output,
@@ -115,22 +127,20 @@ impl Process {
         })
     }
 
-    /// Waits for the ready notice. `Ok(None)`: it did not come in time; `Err`: the process has
-    /// ended.
-    pub(crate) fn wait_ready(
-        &mut self,
-        deadline: Instant,
-    ) -> io::Result<Result<Option<String>, ExitStatus>> {
+    /// Waits for the ready notice until `gives_up`, which is asked again and again.
+    pub(crate) fn wait_ready(&mut self, mut gives_up: impl FnMut() -> bool) -> io::Result<Begin> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Ok(notice) = self.ready.recv_timeout(left.min(POLL_INTERVAL)) {
-                return Ok(Ok(Some(notice)));
+            match self.ready.recv_timeout(POLL_INTERVAL) {
+                Ok(()) => return Ok(Begin::Ready),
+                Err(RecvTimeoutError::Timeout) => {}
+                // Its standard output is closed, and itself may still run.
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_INTERVAL),
             }
             if let Some(status) = self.try_end()? {
-                return Ok(Err(status));
+                return Ok(Begin::Ended(status));
             }
-            if left.is_zero() {
-                return Ok(Ok(None));
+            if gives_up() {
+                return Ok(Begin::NotReady);
             }
         }
     }
@@ -226,13 +236,6 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.kill();
-    }
-}
-
-fn offer_ready(sender: &Sender<String>, text: &str) {
-    if text.starts_with(READY_PREFIX) {
-        // Nobody waits for a second notice.
-        let _ = sender.send(text.to_owned());
     }
 }
 

@@ -11,6 +11,7 @@ mod bad_input;
 mod bench;
 mod cluster;
 mod descriptors;
+mod early_signals;
 mod launch;
 mod launch_ends;
 mod launch_told;
@@ -50,7 +51,7 @@ fn options(ps: usize, workers: usize, load: &[PathBuf]) -> LocalOptions {
             ("GRPCXX_REDIAL_MS".to_owned(), "50".to_owned()),
         ],
         // Machines that run tests are often busy with other things.
-        ready_timeout: Duration::from_secs(60),
+        ready_timeout: Some(Duration::from_secs(60)),
         ..LocalOptions::default()
     }
 }

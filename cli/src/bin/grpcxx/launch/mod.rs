@@ -5,6 +5,7 @@ mod folder;
 mod lines;
 
 use std::ffi::OsString;
+use std::process;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
@@ -145,7 +146,10 @@ fn run_rank(arguments: &LaunchArguments, allocation: &Allocation, signals: &Sign
         timeout: arguments.timeout,
         restarts: Some(arguments.restarts),
     };
-    let mut meeting = Meeting::hold(allocation, &options)?;
+    let mut meeting = signals.ending_at_once(
+        |signal| process::exit(signal.exit_code()),
+        || Meeting::hold(allocation, &options),
+    )?;
     let folder = Folder::make(&meeting.plan, false)?;
     let child = child(arguments, &folder, &meeting.plan, meeting.rank);
     let outcome = follow(arguments, child, &meeting, signals);
