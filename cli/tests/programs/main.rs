@@ -4,6 +4,7 @@
     reason = "what tasks log belongs to the output of a test that fails"
 )]
 
+mod alive;
 #[path = "../../../runtime/tests/support/authority.rs"]
 #[allow(dead_code, reason = "the programs read certificates by variables")]
 mod authority;
