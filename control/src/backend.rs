@@ -55,6 +55,12 @@ pub trait Backend: Send + Sync + 'static {
     /// What this task waits for.
     fn inspect(&self) -> Answer<'_, InspectReply>;
 
+    /// Whether the task is alive, which one that stops is too.
+    ///
+    /// # Errors
+    /// It has died or hangs: why.
+    fn liveness(&self) -> Result<(), Status>;
+
     /// The metrics of this task in Prometheus' text format.
     fn metrics_text(&self) -> Answer<'_, String>;
 }

@@ -232,6 +232,10 @@ impl Backend for Nothing {
         Box::pin(async { Ok(InspectReply::default()) })
     }
 
+    fn liveness(&self) -> Result<(), Status> {
+        Ok(())
+    }
+
     fn metrics_text(&self) -> Answer<'_, String> {
         Box::pin(async { Ok(String::new()) })
     }

@@ -116,9 +116,16 @@ impl MetricsPage {
                 page(StatusCode::SERVICE_UNAVAILABLE, "stopping\n")
             }
             "/healthz" => page(StatusCode::OK, "serving\n"),
+            "/livez" => match self.backend.liveness() {
+                Ok(()) => page(StatusCode::OK, "alive\n"),
+                Err(status) => page(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("{}\n", status.message),
+                ),
+            },
             _ => page(
                 StatusCode::NOT_FOUND,
-                "here are / (graphs), /metrics (Prometheus) and /healthz\n",
+                "here are / (graphs), /metrics (Prometheus), /healthz and /livez\n",
             ),
         }
     }

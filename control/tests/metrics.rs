@@ -75,6 +75,19 @@ fn health_and_wrong_requests_are_answered() {
 }
 
 #[test]
+fn a_task_that_hangs_is_not_alive() {
+    for (engine_answers, code, words) in [(true, 200, "alive\n"), (false, 503, "shard 3 hangs\n")] {
+        let control = start(Fake {
+            engine_answers,
+            ..Fake::default()
+        });
+        let text = fetch(control.metrics_addr().unwrap(), "GET /livez");
+        assert!(text.starts_with(&format!("HTTP/1.1 {code}")), "{text}");
+        assert!(text.ends_with(words), "{text}");
+    }
+}
+
+#[test]
 fn the_page_of_graphs_may_load_nothing_but_the_numbers() {
     let control = start(Fake::default());
     let address = control.metrics_addr().unwrap();

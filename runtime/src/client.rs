@@ -351,6 +351,17 @@ impl Client {
         mailboxes.len()
     }
 
+    /// How many shards the engine has.
+    pub(crate) fn shards(&self) -> usize {
+        self.shared.mailboxes.len()
+    }
+
+    /// Lets whatever thread turns a shard run `hear`; it is dropped unheard if the shard has ended.
+    pub(crate) fn ask_shard(&self, shard: usize, hear: impl FnOnce() + Send + 'static) {
+        let command = Command::RunAnywhere(Box::new(move |_| hear()));
+        self.shared.mailboxes.deliver(shard, command);
+    }
+
     /// Closes the connection to a peer, if there is one. Calls on it fail with `UNAVAILABLE`; later
     /// calls connect again.
     pub fn disconnect(&self, peer: &Peer) {

@@ -188,6 +188,11 @@ fn health_and_wrong_requests_are_answered() {
     let engine = engine();
     let page = page(&engine);
     assert!(get(&page, "/healthz").ends_with("\r\n\r\nserving\n"));
+    let alive = get(&page, "/livez");
+    assert!(
+        alive.starts_with("HTTP/1.1 200") && alive.ends_with("\r\n\r\nalive\n"),
+        "{alive}"
+    );
     let head = ask(&page, "HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     assert!(
         head.starts_with("HTTP/1.1 200") && head.ends_with("\r\n\r\n"),
@@ -200,6 +205,7 @@ fn health_and_wrong_requests_are_answered() {
     let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(10_000));
     assert!(ask(&page, &long).starts_with("HTTP/1.1 431"));
     engine.shutdown(Duration::ZERO).unwrap();
+    assert!(get(&page, "/livez").starts_with("HTTP/1.1 200"));
     let stopped = get(&page, "/healthz");
     assert!(
         stopped.starts_with("HTTP/1.1 503") && stopped.ends_with("stopping\n"),
@@ -216,6 +222,11 @@ fn a_dead_engine_is_told() {
     while !get(&page, "/healthz").ends_with("failed\n") {
         assert!(Instant::now() < end, "nobody tells that the engine died");
     }
+    let dead = get(&page, "/livez");
+    assert!(
+        dead.starts_with("HTTP/1.1 503") && dead.contains("asked to die"),
+        "{dead}"
+    );
     assert!(engine.shutdown(Duration::ZERO).is_err());
     assert!(get(&page, "/metrics").contains("\ngrpcxx_shards_silent 1\n"));
 }

@@ -10,6 +10,7 @@ use grpcxx_rpc::proto::{
 };
 use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
+use grpcxx_runtime::exposition::Liveness;
 use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 use grpcxx_runtime::{Call, Certificates, Client, Engine};
 use prost::Message;
@@ -27,6 +28,7 @@ pub(super) struct EngineBackend {
     tasks: Vec<Neighbour>,
     certificates: Option<Arc<Certificates>>,
     scrapes: Scrapes,
+    liveness: Liveness,
 }
 
 #[derive(Clone, Debug)]
@@ -61,6 +63,7 @@ impl EngineBackend {
             .collect();
         Self {
             engine,
+            liveness: Liveness::new(client.clone()),
             client,
             tasks,
             certificates,
@@ -269,6 +272,10 @@ impl Backend for EngineBackend {
             }
             Ok(inspection::reply(all, shards))
         })
+    }
+
+    fn liveness(&self) -> Result<(), Status> {
+        self.liveness.check()
     }
 
     fn metrics_text(&self) -> Answer<'_, String> {

@@ -27,9 +27,17 @@ pub struct Child {
 
 /// The processes of this launcher. Dropping it ends them.
 pub struct Children {
-    children: Vec<(Child, Option<Process>)>,
+    children: Vec<Seat>,
     log: LogSink,
     reaper: Reaper,
+}
+
+/// A child, and its process while that, or what it has started, is there.
+struct Seat {
+    child: Child,
+    process: Option<Process>,
+    /// When what the process has left behind is ended; `None` while the process itself runs.
+    leaves_at: Option<Instant>,
 }
 
 impl Children {
@@ -42,7 +50,7 @@ impl Children {
         log: impl Fn(LogLine) + Send + Sync + 'static,
     ) -> Result<Self, LaunchError> {
         let mut started = Self {
-            children: children.into_iter().map(|child| (child, None)).collect(),
+            children: children.into_iter().map(Seat::empty).collect(),
             log: Arc::new(log),
             reaper: Reaper::new(),
         };
@@ -55,80 +63,103 @@ impl Children {
     /// # Errors
     /// As for [`Children::start`].
     pub fn start_again(&mut self) -> Result<(), LaunchError> {
-        for (child, process) in &mut self.children {
-            if process.is_none() {
-                *process = Some(child.start(&self.log).map_err(LaunchError::system(format!(
+        for seat in &mut self.children {
+            if seat.process.is_none() {
+                let child = &seat.child;
+                let process = child.start(&self.log).map_err(LaunchError::system(format!(
                     "start {:?} as {}",
                     child.command.first().cloned().unwrap_or_default(),
                     child.name
-                )))?);
+                )))?;
+                seat.process = Some(process);
+                seat.leaves_at = None;
             }
         }
         Ok(())
     }
 
-    /// The ranks whose processes have ended since the last time.
+    /// The ranks whose processes have ended since the last time. What those have left behind is
+    /// asked to stop, and ended after the grace.
     ///
     /// # Errors
     /// The system lost track of one.
     pub fn ended(&mut self) -> Result<Vec<(u32, End)>, LaunchError> {
         let mut ends = Vec::new();
-        for (child, slot) in &mut self.children {
-            let Some(process) = slot else {
-                continue;
-            };
-            let status = process
-                .try_end()
-                .map_err(LaunchError::system(format!("watch {}", child.name)))?;
-            if let Some(status) = status {
-                ends.push((
-                    child.rank,
-                    End {
-                        kind: EndKind::of(status),
-                        how: status.to_string(),
-                        last_lines: process.last_errors(),
-                    },
-                ));
-                *slot = None;
+        for seat in &mut self.children {
+            if let Some(end) = seat.end()? {
+                ends.push((seat.child.rank, end));
             }
         }
         self.reaper.reap(|number| {
             let mut running = self
                 .children
                 .iter()
-                .filter_map(|(_, process)| process.as_ref());
+                .filter_map(|seat| seat.process.as_ref());
             running.any(|process| process.id() == number)
         });
         Ok(ends)
     }
 
-    /// Asks all to stop, and after `grace` ends those that still run.
+    /// Asks all, and what they have started, to stop, and after the grace ends those that still
+    /// run.
     ///
     /// # Errors
     /// The system lost track of one.
-    pub fn stop(&mut self, grace: Duration) -> Result<(), LaunchError> {
-        for process in self
-            .children
-            .iter_mut()
-            .filter_map(|(_, process)| process.as_mut())
-        {
-            process.terminate();
+    pub fn stop(&mut self) -> Result<(), LaunchError> {
+        for seat in &mut self.children {
+            if let Some(process) = &mut seat.process {
+                process.terminate();
+            }
         }
-        let deadline = Instant::now() + grace;
-        for (child, process) in &mut self.children {
-            if let Some(mut process) = process.take() {
+        let deadline = Instant::now() + GRACE;
+        for seat in &mut self.children {
+            if let Some(mut process) = seat.process.take() {
                 process
-                    .wait_or_kill(deadline)
-                    .map_err(LaunchError::system(format!("end {}", child.name)))?;
+                    .wait_or_kill(seat.leaves_at.unwrap_or(deadline))
+                    .map_err(LaunchError::system(format!("end {}", seat.child.name)))?;
             }
         }
         Ok(())
     }
 }
 
+impl Seat {
+    fn empty(child: Child) -> Self {
+        Self {
+            child,
+            process: None,
+            leaves_at: None,
+        }
+    }
+
+    /// How the process has ended, once. Frees the seat when nothing of it is left.
+    fn end(&mut self) -> Result<Option<End>, LaunchError> {
+        let Some(process) = &mut self.process else {
+            return Ok(None);
+        };
+        if let Some(deadline) = self.leaves_at {
+            if process.is_gone(deadline) {
+                self.process = None;
+            }
+            return Ok(None);
+        }
+        let status = process
+            .try_end()
+            .map_err(LaunchError::system(format!("watch {}", self.child.name)))?;
+        Ok(status.map(|status| {
+            self.leaves_at = Some(Instant::now() + GRACE);
+            End {
+                kind: EndKind::of(status),
+                how: status.to_string(),
+                last_lines: process.last_errors(),
+            }
+        }))
+    }
+}
+
 impl std::fmt::Debug for Children {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let children = self.children.iter().map(|(child, _)| child);
+        let children = self.children.iter().map(|seat| &seat.child);
         f.debug_list().entries(children).finish()
     }
 }
@@ -161,3 +192,6 @@ impl Child {
         }
     }
 }
+
+/// How long processes that are asked to stop may take.
+const GRACE: Duration = Duration::from_secs(5);

@@ -46,6 +46,8 @@ struct Rank {
     name: String,
     is_awaited: bool,
     has_ended: bool,
+    /// Whether it is stopped for the restart that is under way.
+    is_stopped: bool,
 }
 
 /// The end of a process that may be the cause of others.
@@ -72,10 +74,9 @@ pub enum Decision {
 impl Gang {
     /// A job whose processes have all been started.
     pub fn new(roles: Roles, restarts: u32) -> Self {
-        let rank = |rank| Rank {
-            name: format!("rank {rank} ({})", roles.name(rank)),
-            is_awaited: roles.is_awaited(rank),
-            has_ended: false,
+        let rank = |rank| {
+            let name = format!("rank {rank} ({})", roles.name(rank));
+            Rank::started(name, roles.is_awaited(rank))
         };
         Self {
             ranks: (0..roles.size()).map(rank).collect(),
@@ -88,11 +89,7 @@ impl Gang {
     /// A single process, whose launcher looks after the others.
     pub fn alone(name: &str, restarts: u32) -> Self {
         Self {
-            ranks: vec![Rank {
-                name: name.to_owned(),
-                is_awaited: true,
-                has_ended: false,
-            }],
+            ranks: vec![Rank::started(name.to_owned(), true)],
             failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
@@ -143,6 +140,18 @@ impl Gang {
         }
     }
 
+    /// The process of `rank` is stopped for the restart of this number. Tells whether it was the
+    /// last of all: they start again then, and none meets one that has not stopped yet.
+    pub fn stopped(&mut self, rank: u32, restart: u32) -> bool {
+        let Some(stopping) = self.ranks.get_mut(rank as usize) else {
+            return false;
+        };
+        if restart != self.restart || std::mem::replace(&mut stopping.is_stopped, true) {
+            return false;
+        }
+        self.ranks.iter().all(|rank| rank.is_stopped)
+    }
+
     /// The launcher of `rank` is gone.
     pub fn lost(&self, rank: u32) -> Decision {
         let name = self
@@ -160,8 +169,20 @@ impl Gang {
         self.restart += 1;
         for rank in &mut self.ranks {
             rank.has_ended = false;
+            rank.is_stopped = false;
         }
         Decision::Restart(self.restart, reason)
+    }
+}
+
+impl Rank {
+    fn started(name: String, is_awaited: bool) -> Self {
+        Self {
+            name,
+            is_awaited,
+            has_ended: false,
+            is_stopped: true,
+        }
     }
 }
 
@@ -282,6 +303,21 @@ mod tests {
         assert_eq!(gang.decide(now), Decision::Continue);
         gang.ended(1, 1, &end(EndKind::Failed), now);
         assert!(matches!(gang.decide(now), Decision::Fail(_)));
+    }
+
+    #[test]
+    fn all_start_again_when_the_last_is_stopped() {
+        let now = Instant::now();
+        let mut gang = two_workers(2);
+        for restart in 1..=2 {
+            gang.ended(1, restart - 1, &end(EndKind::Killed), now);
+            assert!(matches!(gang.decide(now), Decision::Restart(number, _) if number == restart));
+            assert!(!gang.stopped(0, restart));
+            assert!(!gang.stopped(0, restart));
+            assert!(!gang.stopped(1, restart - 1) && !gang.stopped(9, restart));
+            assert!(gang.stopped(1, restart));
+            assert!(!gang.stopped(1, restart));
+        }
     }
 
     #[test]

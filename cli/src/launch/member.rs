@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::answer::{Answer, ask};
-use super::message::{self, Hello, ORDER_BYTES_MAX, Order, Report, Welcome};
+use super::message::{self, Hello, ORDER_BYTES_MAX, Order, Report, VERSION, Welcome};
 use super::{Address, End, LaunchError, Rendezvous};
 
 /// A rank that has met all others.
@@ -30,6 +30,7 @@ impl Member {
     ) -> Result<Self, LaunchError> {
         let deadline = Instant::now() + rendezvous.timeout;
         let hello = Hello {
+            version: VERSION,
             job: rendezvous.job.clone(),
             rank,
             size: rendezvous.size,
@@ -78,7 +79,15 @@ impl Member {
     /// # Errors
     /// Rank 0 is gone.
     pub fn report(&self, restart: u32, end: End) -> io::Result<()> {
-        message::write(&self.stream, &Report { restart, end })
+        message::write(&self.stream, &Report::Ended { restart, end })
+    }
+
+    /// Tells rank 0 that the own process is stopped for a restart, as it has ordered.
+    ///
+    /// # Errors
+    /// Rank 0 is gone.
+    pub fn report_stopped(&self, restart: u32) -> io::Result<()> {
+        message::write(&self.stream, &Report::Stopped(restart))
     }
 
     /// The orders of rank 0; they end when it is gone.

@@ -10,6 +10,9 @@ use super::{Address, End};
 /// What a rank says first.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Hello {
+    /// The [`VERSION`] of what it says and understands.
+    #[serde(default)]
+    pub(super) version: u32,
     /// The job it belongs to.
     pub(super) job: String,
     pub(super) rank: u32,
@@ -30,20 +33,24 @@ pub(super) enum Welcome {
     Refused(String),
 }
 
-/// What a rank says when its process has ended.
+/// What a rank says of its process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Report {
-    /// How often the process had been started again.
-    pub(super) restart: u32,
-    pub(super) end: End,
+#[serde(rename_all = "snake_case")]
+pub(super) enum Report {
+    /// It has ended, having been started again `restart` times.
+    Ended { restart: u32, end: End },
+    /// It is stopped for the restart of this number.
+    Stopped(u32),
 }
 
 /// What rank 0 tells all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// End the process and start it again: this is the restart of that number.
-    Restart(u32),
+    /// End the process for the restart of this number, and say that it is stopped.
+    Stop(u32),
+    /// Start the process again: those of all ranks are stopped.
+    Start(u32),
     /// End the process; all went well.
     Finish,
     /// End the process; the reason.
@@ -83,6 +90,8 @@ pub(super) fn read_line(
     }
 }
 
+/// Changes with what ranks and rank 0 say to each other.
+pub(super) const VERSION: u32 = 1;
 /// Longest line of a rank.
 pub(super) const REPORT_BYTES_MAX: u64 = 64 << 10;
 /// Longest line of rank 0: the addresses of all ranks.
@@ -95,9 +104,9 @@ mod tests {
     #[test]
     fn lines_are_bounded_and_whole() {
         let mut bytes = Vec::new();
-        write(&mut bytes, &Order::Restart(2)).unwrap();
+        write(&mut bytes, &Order::Stop(2)).unwrap();
         let back: Order = read(&mut bytes.as_slice(), 64).unwrap();
-        assert_eq!(back, Order::Restart(2));
+        assert_eq!(back, Order::Stop(2));
         for (line, kind) in [
             (b"".as_slice(), io::ErrorKind::UnexpectedEof),
             (b"\"finish\"", io::ErrorKind::InvalidData),

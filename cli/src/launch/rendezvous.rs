@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{self, Hello, Order, REPORT_BYTES_MAX, Report, Welcome};
+use super::message::{self, Hello, Order, REPORT_BYTES_MAX, Report, VERSION, Welcome};
 use super::{Address, Decision, Gang, LaunchError};
 
 /// Where the ranks of a job meet.
@@ -234,7 +234,12 @@ fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, P
     let Hello {
         rank, size, job, ..
     } = &peer.hello;
-    let refusal = if *job != rendezvous.job {
+    let refusal = if peer.hello.version != VERSION {
+        Some(format!(
+            "rank {rank} speaks version {} of the rendezvous and rank 0 version {VERSION}; run the same grpcxx on all hosts",
+            peer.hello.version
+        ))
+    } else if *job != rendezvous.job {
         Some("this is the rendezvous of another job; give each job its own port".to_owned())
     } else if *size != rendezvous.size {
         Some(format!(
@@ -333,9 +338,15 @@ fn supervise(members: Vec<TcpStream>, mut gang: Gang) {
         };
         let now = Instant::now();
         let decision = match heard {
-            Ok((rank, Some(Report { restart, end }))) => {
+            Ok((rank, Some(Report::Ended { restart, end }))) => {
                 gang.ended(rank, restart, &end, now);
                 gang.decide(now)
+            }
+            Ok((rank, Some(Report::Stopped(restart)))) => {
+                if gang.stopped(rank, restart) {
+                    order_all(&members, &Order::Start(restart));
+                }
+                Decision::Continue
             }
             Ok((rank, None)) => gang.lost(rank),
             Err(RecvTimeoutError::Timeout) => gang.decide(now),
@@ -345,7 +356,7 @@ fn supervise(members: Vec<TcpStream>, mut gang: Gang) {
             Decision::Continue => {}
             Decision::Restart(number, reason) => {
                 tracing::warn!(restart = number, "{reason}");
-                order_all(&members, &Order::Restart(number));
+                order_all(&members, &Order::Stop(number));
             }
             Decision::Finish => {
                 order_all(&members, &Order::Finish);

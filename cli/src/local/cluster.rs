@@ -26,8 +26,9 @@ pub struct LocalOptions {
     pub arguments: Vec<OsString>,
     /// Further variables of every task.
     pub environment: Vec<(String, String)>,
-    /// How long a task may take until it is ready.
-    pub ready_timeout: Duration,
+    /// How long all tasks may take until they are ready; `None` if as long as they run: nobody
+    /// knows how long a model takes to load.
+    pub ready_timeout: Option<Duration>,
 }
 
 /// A running cluster of `grpcxx-server` processes on this machine, with free ports and a map of its
@@ -79,6 +80,9 @@ pub enum LocalError {
         /// The last line of its log.
         last_words: String,
     },
+    /// The caller gave up before all tasks were ready.
+    #[error("the cluster was given up before it was ready")]
+    GivenUp,
     /// A task did not become ready in time.
     #[error("task {task} was not ready after {} s; its last words: {last_words}", waited.as_secs_f32())]
     NotReady {
@@ -100,7 +104,7 @@ impl Default for LocalOptions {
             load: Vec::new(),
             arguments: Vec::new(),
             environment: Vec::new(),
-            ready_timeout: Duration::from_secs(30),
+            ready_timeout: None,
         }
     }
 }
@@ -184,7 +188,7 @@ impl LocalCluster {
         };
         self.tasks[index].process = None;
         self.spawn(index)?;
-        self.wait_ready(index, Instant::now() + self.options.ready_timeout)
+        self.wait_ready(index, self.ready_deadline(), &mut || false)
     }
 
     /// Looks whether all tasks still run.
@@ -197,7 +201,7 @@ impl LocalCluster {
                 continue;
             };
             let ended = process
-                .try_wait()
+                .try_end()
                 .map_err(system(format!("watch task {}:{}", task.job, task.index)))?;
             if let Some(status) = ended {
                 return Err(LocalError::Ended {

@@ -2,6 +2,7 @@
 //! tests.
 
 mod cluster;
+mod group;
 mod ports;
 mod process;
 

@@ -1,12 +1,14 @@
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::Signal;
+
+use super::group::Group;
 
 /// One line that a task wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,13 +33,36 @@ pub enum Stream {
 /// Takes each line of each task, on a thread of its own.
 pub(crate) type LogSink = Arc<dyn Fn(LogLine) + Send + Sync>;
 
-/// A running task: its process, and the threads that read its lines.
+/// A running task: its process, those that it has started, and the threads that read its lines.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
-    ready: Receiver<String>,
+    group: Group,
+    state: State,
+    /// Whether the group was asked to stop, which it is once: a second request often means at once.
+    is_asked: bool,
+    ready: Receiver<()>,
     last_errors: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
+}
+
+/// What came of the wait for the ready notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Ready,
+    /// It did not come while the caller waited.
+    NotReady,
+    Ended(ExitStatus),
+}
+
+/// How far a process has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Runs,
+    /// It was collected; those that it has started may still run.
+    Ended,
+    /// Nobody is left, and the number of the group may be another's.
+    Gone,
 }
 
 impl Process {
@@ -64,7 +89,10 @@ impl Process {
             let log = Arc::clone(log);
             readers.push(thread::spawn(move || {
                 read_lines(output, |text| {
-                    offer_ready(&ready_sender, &text);
+                    if text.starts_with(READY_PREFIX) {
+                        // Nobody waits for a second notice.
+                        let _ = ready_sender.send(());
+                    }
                     log(LogLine {
                         task: task.clone(),
                         stream: Stream::Output,
@@ -89,6 +117,9 @@ impl Process {
             }));
         }
         Ok(Self {
+            group: Group::of(&child),
+            state: State::Runs,
+            is_asked: false,
             child,
             ready,
             last_errors,
@@ -96,23 +127,20 @@ impl Process {
         })
     }
 
-    /// Waits for the ready notice. `Ok(None)`: it did not come in time; `Err`: the process has
-    /// ended.
-    pub(crate) fn wait_ready(
-        &mut self,
-        deadline: Instant,
-    ) -> io::Result<Result<Option<String>, ExitStatus>> {
+    /// Waits for the ready notice until `gives_up`, which is asked again and again.
+    pub(crate) fn wait_ready(&mut self, mut gives_up: impl FnMut() -> bool) -> io::Result<Begin> {
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if let Ok(notice) = self.ready.recv_timeout(left.min(POLL_INTERVAL)) {
-                return Ok(Ok(Some(notice)));
+            match self.ready.recv_timeout(POLL_INTERVAL) {
+                Ok(()) => return Ok(Begin::Ready),
+                Err(RecvTimeoutError::Timeout) => {}
+                // Its standard output is closed, and itself may still run.
+                Err(RecvTimeoutError::Disconnected) => thread::sleep(POLL_INTERVAL),
             }
-            if let Some(status) = self.child.try_wait()? {
-                self.join_readers();
-                return Ok(Err(status));
+            if let Some(status) = self.try_end()? {
+                return Ok(Begin::Ended(status));
             }
-            if left.is_zero() {
-                return Ok(Ok(None));
+            if gives_up() {
+                return Ok(Begin::NotReady);
             }
         }
     }
@@ -133,50 +161,64 @@ impl Process {
         lines.iter().cloned().collect()
     }
 
-    pub(crate) fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
+    /// Looks whether the process has ended, and if so reads its last lines and asks those that it
+    /// has started to stop too.
+    pub(crate) fn try_end(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.state == State::Runs {
+            if !self.group.leader_has_ended()? {
+                return Ok(None);
+            }
+            self.terminate();
+            self.child.wait()?;
+            self.state = State::Ended;
+            self.join_readers();
+            self.note_who_is_left();
+        }
         self.child.try_wait()
     }
 
-    /// Looks whether the process has ended, and if so reads its last lines.
-    pub(crate) fn try_end(&mut self) -> io::Result<Option<ExitStatus>> {
-        let status = self.child.try_wait()?;
-        if status.is_some() {
+    /// Whether those that the process has started are gone too. From `deadline` on they are ended.
+    pub(crate) fn is_gone(&mut self, deadline: Instant) -> bool {
+        self.note_who_is_left();
+        let is_gone = self.state == State::Gone;
+        if !is_gone && Instant::now() >= deadline {
+            self.group.signal(Signal::KILL);
+        }
+        is_gone
+    }
+
+    fn note_who_is_left(&mut self) {
+        if self.state == State::Ended && !self.group.runs() {
+            self.state = State::Gone;
             self.join_readers();
         }
-        Ok(status)
     }
 
-    /// Asks the process, and those it has started, to stop; it is no error if it has ended already.
+    /// Asks the process, and those it has started, to stop.
     pub(crate) fn terminate(&mut self) {
-        self.signal(Signal::TERM);
-    }
-
-    /// Sends a signal to the process and to those it has started, unless it has ended.
-    fn signal(&mut self, signal: Signal) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            // The process has not been waited for, so its id cannot belong to another one.
-            let _ = kill_process_group(Pid::from_child(&self.child), signal);
+        if self.state == State::Runs && !std::mem::replace(&mut self.is_asked, true) {
+            self.group.signal(Signal::TERM);
         }
     }
 
     /// Ends the process at once, with those it has started, and collects it.
     pub(crate) fn kill(&mut self) -> io::Result<ExitStatus> {
-        self.signal(Signal::KILL);
-        let status = self.child.wait()?;
-        self.join_readers();
-        Ok(status)
+        self.wait_or_kill(Instant::now())
     }
 
-    /// Waits for the end until `deadline`, then ends the process.
+    /// Waits until `deadline` for the end of the process and of those it has started, then ends
+    /// them.
     pub(crate) fn wait_or_kill(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
-        while Instant::now() < deadline {
-            if let Some(status) = self.child.try_wait()? {
-                self.join_readers();
-                return Ok(status);
+        // Who is in the middle of a call of the system may not end soon.
+        let last = deadline + KILL_TIMEOUT;
+        loop {
+            let ended = self.try_end()?;
+            let is_gone = self.is_gone(deadline);
+            match ended {
+                Some(status) if is_gone || Instant::now() >= last => return Ok(status),
+                Some(_) | None => thread::sleep(POLL_INTERVAL),
             }
-            thread::sleep(POLL_INTERVAL.min(deadline.saturating_duration_since(Instant::now())));
         }
-        self.kill()
     }
 
     fn join_readers(&mut self) {
@@ -187,20 +229,13 @@ impl Process {
             thread::sleep(POLL_INTERVAL);
         }
         // A reader that panicked has lost lines of a log, nothing else.
-        self.readers.clear();
+        self.readers.retain(|reader| !reader.is_finished());
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.kill();
-    }
-}
-
-fn offer_ready(sender: &Sender<String>, text: &str) {
-    if text.starts_with(READY_PREFIX) {
-        // Nobody waits for a second notice.
-        let _ = sender.send(text.to_owned());
     }
 }
 
@@ -256,6 +291,8 @@ const READERS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How the ready notice of `grpcxx-server` begins.
 const READY_PREFIX: &str = "grpcxx-server ready";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// How long what a process has started may take to end after SIGKILL.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {

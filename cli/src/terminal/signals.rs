@@ -1,7 +1,7 @@
 use std::fmt;
 use std::io::{self, Read};
-use std::sync::OnceLock;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, SendError, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -12,11 +12,19 @@ use super::{Exit, OrExit, Outcome};
 
 /// The requests to stop that reach this process: SIGINT, SIGTERM, the end of its terminal unless
 /// that was to be ignored, as `nohup` says it, and, if asked for, the end of standard input.
-#[derive(Debug)]
 pub(crate) struct Signals {
     requests: Receiver<StopRequest>,
-    sender: Sender<StopRequest>,
+    door: Arc<Door>,
 }
+
+/// Where requests come in.
+struct Door {
+    sender: Sender<StopRequest>,
+    /// What a request does instead of waiting to be asked for.
+    at_once: Mutex<Option<AtOnce>>,
+}
+
+type AtOnce = Box<dyn Fn(StopRequest) + Send>;
 
 /// What asked this process to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,7 +81,11 @@ impl Signals {
         let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
         let mut signals = iterator::Signals::new([SIGINT, SIGTERM].into_iter().chain(hang_up))
             .or_exit_at(Exit::System, || "cannot watch for signals".to_owned())?;
-        let signal_sender = sender.clone();
+        let door = Arc::new(Door {
+            sender,
+            at_once: Mutex::new(None),
+        });
+        let signal_door = Arc::clone(&door);
         spawn("signals", move || {
             for signal in signals.forever() {
                 let request = match signal {
@@ -81,12 +93,12 @@ impl Signals {
                     SIGHUP => StopRequest::HangUp,
                     _ => StopRequest::Terminate,
                 };
-                if signal_sender.send(request).is_err() {
+                if signal_door.take(request).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Self { requests, sender })
+        Ok(Self { requests, door })
     }
 
     /// From now on each SIGUSR1 runs `act`, on a thread of its own.
@@ -100,24 +112,40 @@ impl Signals {
         })
     }
 
+    /// Runs `work`, during which a request ends the program: `end` does that, on another thread.
+    pub(crate) fn ending_at_once<T>(
+        &self,
+        end: impl Fn(StopRequest) + Send + 'static,
+        work: impl FnOnce() -> T,
+    ) -> T {
+        *self.door.at_once() = Some(Box::new(end));
+        if let Some(request) = self.wait(Some(Duration::ZERO)) {
+            // Its receiver is here.
+            let _ = self.door.take(request);
+        }
+        let done = work();
+        *self.door.at_once() = None;
+        done
+    }
+
     /// Also takes the end of standard input as a request to stop.
     pub(crate) fn watch_stdin(&self) -> Outcome {
-        let sender = self.sender.clone();
+        let door = Arc::clone(&self.door);
         spawn("stdin", move || {
             let mut bytes = [0; 256];
             let mut stdin = io::stdin().lock();
             while matches!(stdin.read(&mut bytes), Ok(read) if read > 0) {}
             // The program may have ended meanwhile.
-            let _ = sender.send(StopRequest::EndOfInput);
+            let _ = door.take(StopRequest::EndOfInput);
         })
     }
 
     /// Requests a stop by this name when it is called, from any thread.
     pub(crate) fn request<T: ?Sized>(&self, name: &'static str) -> impl FnOnce(&T) + Send + use<T> {
-        let sender = self.sender.clone();
+        let door = Arc::clone(&self.door);
         move |_| {
             // The program may have ended meanwhile.
-            let _ = sender.send(StopRequest::Named(name));
+            let _ = door.take(StopRequest::Named(name));
         }
     }
 
@@ -136,6 +164,22 @@ impl Signals {
                 act(request);
             }
         })
+    }
+}
+
+impl Door {
+    fn take(&self, request: StopRequest) -> Result<(), SendError<StopRequest>> {
+        match &*self.at_once() {
+            Some(end) => {
+                end(request);
+                Ok(())
+            }
+            None => self.sender.send(request),
+        }
+    }
+
+    fn at_once(&self) -> MutexGuard<'_, Option<AtOnce>> {
+        self.at_once.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

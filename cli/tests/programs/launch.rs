@@ -306,20 +306,29 @@ fn a_server_of_an_allocation_is_told_its_task_by_the_launcher_only() {
     assert!(err.contains("--job-name"), "{err}");
 }
 
+/// What makes a program the first process of a namespace of processes.
+pub(super) const NAMESPACE: [&str; 6] = [
+    "--user",
+    "--map-root-user",
+    "--pid",
+    "--fork",
+    "--mount-proc",
+    "--kill-child",
+];
+
+pub(super) fn may_have_a_namespace() -> bool {
+    let probe = Command::new("unshare").args(NAMESPACE).arg("true").output();
+    let may = probe.is_ok_and(|probe| probe.status.success());
+    if !may {
+        println!("SKIPPED: this process may not have a namespace of processes");
+    }
+    may
+}
+
 /// In a container it is the first process, and what programs leave behind becomes its children.
 #[test]
 fn the_first_process_collects_what_programs_leave_behind() {
-    const NAMESPACE: [&str; 6] = [
-        "--user",
-        "--map-root-user",
-        "--pid",
-        "--fork",
-        "--mount-proc",
-        "--kill-child",
-    ];
-    let probe = Command::new("unshare").args(NAMESPACE).arg("true").output();
-    if !probe.is_ok_and(|probe| probe.status.success()) {
-        println!("SKIPPED: this process may not have a namespace of processes");
+    if !may_have_a_namespace() {
         return;
     }
     let script = "for _ in 1 2 3; do (sleep 0.1 &); done; left=3

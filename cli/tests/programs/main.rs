@@ -4,6 +4,7 @@
     reason = "what tasks log belongs to the output of a test that fails"
 )]
 
+mod alive;
 #[path = "../../../runtime/tests/support/authority.rs"]
 #[allow(dead_code, reason = "the programs read certificates by variables")]
 mod authority;
@@ -11,7 +12,9 @@ mod bad_input;
 mod bench;
 mod cluster;
 mod descriptors;
+mod early_signals;
 mod launch;
+mod launch_ends;
 mod launch_told;
 mod leaving;
 mod log;
@@ -49,7 +52,7 @@ fn options(ps: usize, workers: usize, load: &[PathBuf]) -> LocalOptions {
             ("GRPCXX_REDIAL_MS".to_owned(), "50".to_owned()),
         ],
         // Machines that run tests are often busy with other things.
-        ready_timeout: Duration::from_secs(60),
+        ready_timeout: Some(Duration::from_secs(60)),
         ..LocalOptions::default()
     }
 }

@@ -96,6 +96,13 @@ impl Backend for Fake {
         Box::pin(async { Ok(reply) })
     }
 
+    fn liveness(&self) -> Result<(), Status> {
+        match self.engine_answers {
+            true => Ok(()),
+            false => Err(Status::new(Code::Unavailable, "shard 3 hangs")),
+        }
+    }
+
     fn services(&self) -> Vec<ServiceReport> {
         Vec::new()
     }

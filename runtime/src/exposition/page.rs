@@ -1,5 +1,5 @@
 //! A page over HTTP for processes without a gRPC endpoint: `/metrics` for Prometheus, `/inspect`
-//! with what waits, `/healthz`.
+//! with what waits, `/healthz`, `/livez`.
 //!
 //! Scrapes are rare, so each connection has a thread for its one request. Who connects and asks
 //! nothing gives way to others, and nobody has a connection for longer than
@@ -18,7 +18,7 @@ use rustls::{ServerConnection, StreamOwned};
 
 use super::text::MetricsText;
 use super::waiting::MoreAwaited;
-use super::{Exposition, Health};
+use super::{Exposition, Health, Liveness};
 use crate::limits::{
     METRICS_CONNECTION_TIME, METRICS_CONNECTIONS, METRICS_HEADERS, METRICS_LEFT_BYTES,
     METRICS_REQUEST_BYTES, METRICS_REQUEST_TIME, METRICS_SHARE_PERCENT, METRICS_THREADS,
@@ -53,6 +53,7 @@ struct Shared {
     _mark: Mark,
     listener: TcpListener,
     metrics: Exposition,
+    liveness: Liveness,
     program: ProgramPage,
     certificates: Option<Arc<Certificates>>,
     is_stopping: AtomicBool,
@@ -97,6 +98,7 @@ impl MetricsPage {
         let shared = Arc::new(Shared {
             _mark: Mark::of(&listener),
             listener,
+            liveness: Liveness::new(metrics.client.clone()),
             metrics,
             program,
             certificates,
@@ -270,9 +272,13 @@ impl Shared {
                 Health::Stopping => (UNAVAILABLE, "stopping\n".to_owned()),
                 Health::Failed => (UNAVAILABLE, "failed\n".to_owned()),
             },
+            "/livez" => match self.liveness.check() {
+                Ok(()) => (OK, "alive\n".to_owned()),
+                Err(status) => (UNAVAILABLE, format!("{}\n", status.message)),
+            },
             _ => (
                 NOT_FOUND,
-                "here are /metrics (Prometheus), /inspect (JSON) and /healthz\n".to_owned(),
+                "here are /metrics (Prometheus), /inspect (JSON), /healthz and /livez\n".to_owned(),
             ),
         };
         Answer::text(code, text, is_head)

@@ -83,6 +83,14 @@ pub(crate) struct Arguments {
     /// started it
     #[arg(long)]
     pub(crate) until_stdin_closes: bool,
+
+    /// Run no task: ask the one whose metrics are at --metrics-addr or GRPCXX_METRICS_ADDRESS, else
+    /// at 127.0.0.1:9100, whether it is alive; for health checks within its container
+    ///
+    /// Ends with 69 if the task says that it is not, or says nothing. Where nobody listens, or
+    /// this process may not ask, that is no failure.
+    #[arg(long)]
+    pub(crate) check_alive: bool,
 }
 
 const EXAMPLES: &str = "\

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod alive;
 mod allocation;
 mod arguments;
 mod start;
@@ -20,7 +21,11 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(exit) => return exit,
     };
-    match start::run(&arguments, |_| {}) {
+    let outcome = match arguments.check_alive {
+        true => alive::check(&arguments),
+        false => start::run(&arguments, |_| {}),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("grpcxx-server"),
     }

@@ -12,6 +12,7 @@ use grpcxx_runtime::endpoint_map::EndpointMapError;
 use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
 use crate::supervisor;
+use crate::terminal::log::Log;
 use crate::terminal::{
     Exit, Failure, OrExit, Outcome, Signals, open_model, raise_open_files, read_cluster,
     read_config, start_log, start_telemetry, write_in_time,
@@ -28,18 +29,13 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
     }
     raise_open_files();
     let grace = config.shutdown_grace;
-    let (options, held) = options(arguments, config)?;
-    let task = options.task.clone();
-    let server = Server::start(options).map_err(failure)?;
-    drop(held);
-    // Until here a signal ended the process at once, which is right while there is nothing to
-    // finish.
     let signals = Signals::watch()?;
-    let inspector = server.inspector();
-    Signals::at_user_signal(move || log_what_waits(&inspector))?;
     if arguments.until_stdin_closes {
         signals.watch_stdin()?;
     }
+    let (task, server) = start(arguments, config, &signals, &log)?;
+    let inspector = server.inspector();
+    Signals::at_user_signal(move || log_what_waits(&inspector))?;
     // The task's health shows the death by itself, and the stop below tells what died.
     server
         .on_death(signals.request(DEATH))
@@ -89,6 +85,30 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
         }
         Some(failure) => Err(Failure::new(Exit::Software, failure)),
     }
+}
+
+/// Starts the task, unless it is asked to stop meanwhile. The first process of a container gets no
+/// signal that it does not watch for.
+fn start(
+    arguments: &Arguments,
+    config: Config,
+    signals: &Signals,
+    log: &Log,
+) -> Outcome<(TaskId, Server)> {
+    let log = log.clone();
+    signals.ending_at_once(
+        move |reason| {
+            tracing::info!(%reason, "stopped before it was ready");
+            log.flush();
+            process::exit(0);
+        },
+        || {
+            let (options, _held) = options(arguments, config)?;
+            let task = options.task.clone();
+            let server = Server::start(options).map_err(failure)?;
+            Ok((task, server))
+        },
+    )
 }
 
 /// Writes to the log what the task waits for.

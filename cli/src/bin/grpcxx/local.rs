@@ -32,7 +32,16 @@ pub(crate) fn run(arguments: &LocalArguments, output: Output) -> Outcome {
     options.arguments.clone_from(&arguments.arguments);
     // Standard error may be a pipe that nobody reads, and must not keep the cluster from its end.
     let log = Log::start()?;
-    let mut cluster = LocalCluster::start(options, follow(log.clone())).map_err(failure)?;
+    let mut asked = None;
+    let started = LocalCluster::start_unless(options, follow(log.clone()), || {
+        asked = signals.wait(Some(Duration::ZERO));
+        asked.is_some()
+    });
+    if let Some(signal) = asked {
+        signal.ends_program();
+        return Ok(());
+    }
+    let mut cluster = started.map_err(failure)?;
     let started = Started {
         cluster_spec: cluster.cluster_spec().to_owned(),
         endpoint_map: cluster.endpoint_map().display().to_string(),
@@ -88,7 +97,7 @@ pub(crate) fn failure(error: LocalError) -> Failure {
             _ => Exit::System,
         },
         LocalError::Ended { .. } => Exit::Software,
-        LocalError::NotReady { .. } => Exit::Unavailable,
+        LocalError::NotReady { .. } | LocalError::GivenUp => Exit::Unavailable,
     };
     Failure::new(exit, error.to_string())
 }

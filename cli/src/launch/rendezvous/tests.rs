@@ -77,8 +77,12 @@ fn ranks_learn_of_each_other_and_end_together() {
         .map(|member| member.orders().unwrap())
         .collect();
     members[2].report(0, end(EndKind::Failed)).unwrap();
+    for (member, orders) in members.iter().zip(&orders) {
+        assert_eq!(orders.recv().unwrap(), Order::Stop(1));
+        member.report_stopped(1).unwrap();
+    }
     for orders in &orders {
-        assert_eq!(orders.recv().unwrap(), Order::Restart(1));
+        assert_eq!(orders.recv().unwrap(), Order::Start(1));
     }
     members[1].report(1, end(EndKind::Success)).unwrap();
     members[2].report(1, end(EndKind::Failed)).unwrap();
@@ -133,6 +137,20 @@ fn who_is_wrong_there_is_told_and_stops_nobody() {
 }
 
 #[test]
+fn a_rank_of_another_version_is_told() {
+    let place = rendezvous(1, 20_000);
+    let _leader = lead(&place, None).unwrap();
+    let mut stream = TcpStream::connect(&place.address).unwrap();
+    let hello = r#"{"job":"test","rank":0,"size":1,"grpc_port":1,"star_port":2}"#;
+    stream.write_all(format!("{hello}\n").as_bytes()).unwrap();
+    let answer: Welcome = message::read(&mut BufReader::new(stream), ORDER_BYTES_MAX).unwrap();
+    let Welcome::Refused(reason) = answer else {
+        panic!("{answer:?}");
+    };
+    assert!(reason.contains("speaks version 0"), "{reason}");
+}
+
+#[test]
 fn a_rank_without_a_rendezvous_says_where_it_looked() {
     let place = rendezvous(2, 200);
     let text = Member::join(&place, 1, [1, 2]).unwrap_err().to_string();
@@ -159,6 +177,7 @@ fn a_rendezvous_on_another_host_is_an_error_at_once() {
 fn come_and_leave(place: &Rendezvous, rank: u32) {
     let stream = TcpStream::connect(&place.address).unwrap();
     let hello = Hello {
+        version: VERSION,
         job: place.job.clone(),
         rank,
         size: place.size,

@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::super::ports::held_ports;
-use super::super::process::{LogLine, LogSink, Process};
+use super::super::process::{Begin, LogLine, LogSink, Process};
 use super::{LocalCluster, LocalError, LocalOptions, Task, system};
 
 impl LocalCluster {
@@ -22,11 +22,24 @@ impl LocalCluster {
         options: LocalOptions,
         log: impl Fn(LogLine) + Send + Sync + 'static,
     ) -> Result<Self, LocalError> {
+        Self::start_unless(options, log, || false)
+    }
+
+    /// As [`LocalCluster::start`], and asks `gives_up` some 100 times a second whether to wait any
+    /// longer.
+    ///
+    /// # Errors
+    /// As for [`LocalCluster::start`], and [`LocalError::GivenUp`].
+    pub fn start_unless(
+        options: LocalOptions,
+        log: impl Fn(LogLine) + Send + Sync + 'static,
+        mut gives_up: impl FnMut() -> bool,
+    ) -> Result<Self, LocalError> {
         let log: LogSink = Arc::new(log);
         let mut attempt = 1;
         loop {
             let mut cluster = Self::prepare(options.clone(), Arc::clone(&log))?;
-            match cluster.start_all() {
+            match cluster.start_all(&mut gives_up) {
                 Err(LocalError::Ended { status, .. })
                     if status.code() == Some(ADDRESS_IN_USE) && attempt < START_ATTEMPTS =>
                 {
@@ -81,12 +94,16 @@ impl LocalCluster {
         })
     }
 
-    fn start_all(&mut self) -> Result<(), LocalError> {
+    fn start_all(&mut self, gives_up: &mut dyn FnMut() -> bool) -> Result<(), LocalError> {
         for index in 0..self.tasks.len() {
             self.spawn(index)?;
         }
-        let deadline = Instant::now() + self.options.ready_timeout;
-        (0..self.tasks.len()).try_for_each(|index| self.wait_ready(index, deadline))
+        let deadline = self.ready_deadline();
+        (0..self.tasks.len()).try_for_each(|index| self.wait_ready(index, deadline, gives_up))
+    }
+
+    pub(super) fn ready_deadline(&self) -> Option<Instant> {
+        self.options.ready_timeout.map(|time| Instant::now() + time)
     }
 
     pub(super) fn spawn(&mut self, index: usize) -> Result<(), LocalError> {
@@ -120,24 +137,33 @@ impl LocalCluster {
         Ok(())
     }
 
-    pub(super) fn wait_ready(&mut self, index: usize, deadline: Instant) -> Result<(), LocalError> {
-        let waited = self.options.ready_timeout;
+    pub(super) fn wait_ready(
+        &mut self,
+        index: usize,
+        deadline: Option<Instant>,
+        gives_up: &mut dyn FnMut() -> bool,
+    ) -> Result<(), LocalError> {
         let task = &mut self.tasks[index];
         let name = task.name();
         let Some(process) = &mut task.process else {
             return Ok(());
         };
-        let outcome = process
-            .wait_ready(deadline)
+        let mut is_given_up = false;
+        let begin = process
+            .wait_ready(|| {
+                is_given_up = gives_up();
+                is_given_up || deadline.is_some_and(|deadline| Instant::now() >= deadline)
+            })
             .map_err(system(format!("watch task {name}")))?;
-        match outcome {
-            Ok(Some(_notice)) => Ok(()),
-            Ok(None) => Err(LocalError::NotReady {
+        match begin {
+            Begin::Ready => Ok(()),
+            Begin::NotReady if is_given_up => Err(LocalError::GivenUp),
+            Begin::NotReady => Err(LocalError::NotReady {
                 task: name,
-                waited,
+                waited: self.options.ready_timeout.unwrap_or(Duration::ZERO),
                 last_words: process.last_error(),
             }),
-            Err(status) => Err(LocalError::Ended {
+            Begin::Ended(status) => Err(LocalError::Ended {
                 task: name,
                 status,
                 last_words: process.last_error(),

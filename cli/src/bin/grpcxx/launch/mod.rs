@@ -5,6 +5,7 @@ mod folder;
 mod lines;
 
 use std::ffi::OsString;
+use std::process;
 use std::sync::mpsc::TryRecvError;
 use std::time::{Duration, Instant};
 
@@ -112,7 +113,7 @@ fn watch(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return Ok(children.stop(GRACE)?);
+            return Ok(children.stop()?);
         }
         let now = Instant::now();
         for (rank, end) in children.ended()? {
@@ -123,12 +124,12 @@ fn watch(
             Decision::Restart(number, reason) => {
                 tracing::warn!(restart = number, "{reason}");
                 restart = number;
-                children.stop(GRACE)?;
+                children.stop()?;
                 children.start_again()?;
             }
-            Decision::Finish => return Ok(children.stop(GRACE)?),
+            Decision::Finish => return Ok(children.stop()?),
             Decision::Fail(reason) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(Exit::Software, reason));
             }
         }
@@ -145,7 +146,10 @@ fn run_rank(arguments: &LaunchArguments, allocation: &Allocation, signals: &Sign
         timeout: arguments.timeout,
         restarts: Some(arguments.restarts),
     };
-    let mut meeting = Meeting::hold(allocation, &options)?;
+    let mut meeting = signals.ending_at_once(
+        |signal| process::exit(signal.exit_code()),
+        || Meeting::hold(allocation, &options),
+    )?;
     let folder = Folder::make(&meeting.plan, false)?;
     let child = child(arguments, &folder, &meeting.plan, meeting.rank);
     let outcome = follow(arguments, child, &meeting, signals);
@@ -172,27 +176,30 @@ fn follow(
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
             signal.ends_program();
-            return Ok(children.stop(GRACE)?);
+            return Ok(children.stop()?);
         }
-        // The order may be about this very end, which is reported first.
+        // Where rank 0 is gone, reports fail, and there will be no orders either. The order may be
+        // about this very end, which is reported first.
         for (_, end) in children.ended()? {
-            // Where rank 0 is gone, there will be no orders either.
             let _ = meeting.member.report(restart, end);
         }
         match orders.try_recv() {
             Err(TryRecvError::Empty) => {}
-            Ok(Order::Restart(number)) => {
+            Ok(Order::Stop(number)) => {
+                children.stop()?;
+                let _ = meeting.member.report_stopped(number);
+            }
+            Ok(Order::Start(number)) => {
                 restart = number;
-                children.stop(GRACE)?;
                 children.start_again()?;
             }
-            Ok(Order::Finish) => return Ok(children.stop(GRACE)?),
+            Ok(Order::Finish) => return Ok(children.stop()?),
             Ok(Order::Fail(reason)) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(Exit::Software, reason));
             }
             Err(TryRecvError::Disconnected) => {
-                children.stop(GRACE)?;
+                children.stop()?;
                 return Err(Failure::new(
                     Exit::Unavailable,
                     "rank 0 is lost: its launcher hung up",
@@ -228,5 +235,3 @@ fn child(arguments: &LaunchArguments, folder: &Folder, plan: &Plan, rank: u32) -
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 const WATCH_INTERVAL: Duration = Duration::from_millis(20);
-/// How long processes that are asked to stop may take.
-const GRACE: Duration = Duration::from_secs(5);
