@@ -236,8 +236,9 @@ def interrupt():
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGINT)
 
-threading.Thread(target=interrupt, daemon=True).start()
 try:
+    # In here, so that it is caught however slow this machine is.
+    threading.Thread(target=interrupt, daemon=True).start()
     groups[0].{call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
