@@ -538,7 +538,7 @@ impl JoiningGroup {
     pub fn wait(self) -> Result<Group, Status> {
         let (member, boards) = self.0.wait()?;
         let group = Group {
-            member: Arc::new(member),
+            member,
             tag: 0,
             told: Arc::default(),
         };

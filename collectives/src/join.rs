@@ -12,7 +12,7 @@ use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, SharedMemory};
 use crate::boards::{Boards, Offer, Refused};
 use crate::group::GroupBuilder;
 use crate::meeting::Meeting;
-use crate::member::{Member, Names, Who};
+use crate::member::{Answers, Member, Names, Who};
 use crate::place;
 use crate::plan::DIRECT_RANKS_MAX;
 use crate::roll::{Greeting, Roll, invalid};
@@ -23,6 +23,7 @@ pub(crate) struct Joining {
     client: Client,
     road: Road,
     offer: Result<Offer, Refused>,
+    answers: Arc<Answers>,
 }
 
 /// Whether the ranks of a group can show each other what they bring.
@@ -68,6 +69,9 @@ impl Joining {
             incarnation: engine.incarnation(),
             board: offer.as_ref().map_or("", |offer| offer.told()).to_owned(),
         };
+        let answers = Arc::new(Answers::default());
+        let name = Answers::name(&builder.name, rank);
+        engine.register(name, Arc::clone(&answers) as Arc<dyn Function>);
         let function = Text::from(format!("{FUNCTION}/{}", builder.name));
         let generation = builder.generation;
         let road = if rank == 0 {
@@ -89,11 +93,12 @@ impl Joining {
             client: engine.client(),
             road,
             offer,
+            answers,
         })
     }
 
     /// Waits until all have met.
-    pub(crate) fn wait(self) -> Result<(Member, Found), Status> {
+    pub(crate) fn wait(self) -> Result<(Arc<Member>, Found), Status> {
         let roll = match &self.road {
             Road::Host(meeting) => meeting.wait(self.builder.join_timeout)?,
             Road::Guest(remote, call) => ask(&self.builder, remote, call)?,
@@ -118,15 +123,16 @@ impl Joining {
             (!is_own).then(peer).transpose()
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;
-        let names = Names::new(rank, &roll.ranks)?;
-        let member = Member::new(
+        let names = Names::new(&self.builder.name, rank, &roll.ranks)?;
+        let member = Arc::new(Member::new(
             (rank, self.builder.size),
             client,
             (roll.step_id, shard),
             (own, peers),
             names,
             self.builder.timeout,
-        );
+        ));
+        self.answers.speak_for(&member);
         Ok((member, found(rank, self.offer, &roll.ranks)))
     }
 }

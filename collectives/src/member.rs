@@ -10,7 +10,9 @@ mod lane;
 mod lost;
 mod names;
 mod outbox;
+mod questions;
 mod tokens;
+mod waits;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,11 +29,13 @@ use self::due::{Due, advance, advance_and, succeed};
 use self::lane::{Entry, Lane};
 use self::lost::{Lost, is_gone, left};
 pub(crate) use self::names::{Names, Who};
-use self::outbox::{Kept, Outbox};
+use self::outbox::{Kept, Outbox, Unsent};
+pub(crate) use self::questions::Answers;
 use self::tokens::{
     ABSENCE, FAREWELL, HELLO, TIMER, asked_ahead, partner_of_farewell, parts_of, rank_of_absence,
     token,
 };
+use self::waits::Words;
 use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::{Ending, LOOK_TIME};
@@ -73,16 +77,13 @@ struct State {
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
     outbox: Outbox,
+    /// What those say that keep this rank waiting.
+    words: Words,
     /// Ranks that tell this one when they are lost to the group.
     attended: BTreeSet<u32>,
     /// Ranks that hear nothing any more.
     gone: BTreeSet<u32>,
 }
-
-/// What is on its way, and what is to be done when it has left: descriptions, what this rank has
-/// combined for others, and why the group is over.
-#[derive(Default)]
-struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Member {
     pub(crate) fn new(
@@ -212,7 +213,7 @@ impl Member {
             let _ = sender.send(());
         };
         let unsent = self.state().unsent.take().unwrap_or_default();
-        *lock(&unsent.0) = Some(Box::new(close));
+        unsent.then(close);
         receiver
     }
 
@@ -522,15 +523,6 @@ impl CompletionHandler for Member {
         let mut state = self.state();
         let lane = state.lanes.get_mut(&tag)?;
         lane.memory(number, ticket, meta.data_bytes).map(Ok)
-    }
-}
-
-impl Drop for Unsent {
-    fn drop(&mut self) {
-        let close = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(close) = close.take() {
-            close();
-        }
     }
 }
 
