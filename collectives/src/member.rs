@@ -17,7 +17,7 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
@@ -74,6 +74,8 @@ struct State {
     is_looked_for: bool,
     /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
+    /// What this rank waits for that leaves.
+    leaving: Weak<Unsent>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
     outbox: Outbox,
@@ -212,7 +214,12 @@ impl Member {
             // Whoever left may not wait any more.
             let _ = sender.send(());
         };
-        let unsent = self.state().unsent.take().unwrap_or_default();
+        let unsent = {
+            let mut state = self.state();
+            let unsent = state.unsent.take().unwrap_or_default();
+            state.leaving = Arc::downgrade(&unsent);
+            unsent
+        };
         unsent.then(close);
         receiver
     }
@@ -329,30 +336,41 @@ impl Member {
 
     /// Ends the group, here and for all who ask this rank: each of them does the same. A program
     /// that hears of it may end at once, so each partner is asked for a farewell, which comes when
-    /// it has heard too: until then [`Member::leave`] waits.
+    /// it has heard too: until then [`Member::leave`] waits, and for nothing else any more.
     fn fail(self: &Arc<Self>, status: Status, shard: &mut ShardContext<'_>) {
         let mut partners = Plan::partners(self.rank, self.size);
+        let unsent = Arc::<Unsent>::default();
         {
             let mut state = self.state();
             if state.over.is_some() {
                 return;
             }
             partners.retain(|rank| !state.gone.contains(rank));
-            let unsent = Arc::clone(state.unsent.get_or_insert_default());
             let unaware = partners.iter().map(|&rank| (rank, Arc::clone(&unsent)));
             state.unaware = unaware.collect();
+            match state.leaving.upgrade().and_then(|before| before.take()) {
+                Some(leaves) => unsent.then(leaves),
+                None => state.unsent = Some(Arc::clone(&unsent)),
+            }
         }
+        // Whoever leaves locks the state, if nobody is to hear.
+        drop(unsent);
         self.end(status, shard);
         for from in partners {
             match &self.peers[from as usize] {
                 Some(peer) => {
                     let key = self.names.farewell(from, self.rank);
-                    let (token, wait) = (FAREWELL | u64::from(from), Some(FAREWELL_WAIT_MAX));
+                    let (token, wait) = (FAREWELL | u64::from(from), Some(self.farewell_wait()));
                     shard.receive(peer, self.step_id, &key, wait, Arc::clone(self), token);
                 }
                 None => self.has_heard(from),
             }
         }
+    }
+
+    /// How long a rank that leaves a group which has failed waits for partners to hear of it.
+    pub(crate) fn farewell_wait(&self) -> Duration {
+        FAREWELL_WAIT_MAX.min(self.patience)
     }
 
     /// Ends the group, here and for all who ask this rank.
@@ -539,7 +557,7 @@ fn message(data: Buffer) -> Tensor {
     }
 }
 
-/// How long a rank that leaves a group which has failed waits for partners to hear of it.
+/// Longest [`Member::farewell_wait`].
 const FAREWELL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked for ranks that do not answer, in the time that they may take.

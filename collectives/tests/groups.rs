@@ -390,6 +390,26 @@ fn groups_that_do_not_get_full_say_who_is_missing() {
 }
 
 #[test]
+fn a_rank_whose_time_is_over_before_that_of_rank_0_is_told_who_is_missing() {
+    let engines = engines(2, true);
+    let first = address(&engines[0]);
+    let begin = |rank: u32, limit: Duration| {
+        let builder = Group::builder(rank, 4, first.clone()).join_timeout(limit);
+        builder.begin(&engines[rank as usize]).unwrap()
+    };
+    let limit = Duration::from_millis(700);
+    let waits = begin(0, 4 * limit);
+    let waits = thread::spawn(move || waits.wait().unwrap_err());
+    let began = Instant::now();
+    let error = begin(1, limit).wait().unwrap_err();
+    assert!(began.elapsed() < 2 * limit, "{:?}", began.elapsed());
+    assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+    let wanted = "within 700ms: 2 of 4 ranks are missing (2, 3)";
+    assert!(error.message.contains(wanted), "{error}");
+    waits.join().unwrap();
+}
+
+#[test]
 fn a_rank_that_comes_twice_or_expects_another_size_is_refused() {
     let engines = engines(4, true);
     let first = address(&engines[0]);

@@ -95,6 +95,11 @@ impl Unsent {
     pub(super) fn then(&self, code: impl FnOnce() + Send + 'static) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(code));
     }
+
+    /// What is to be done, which nobody does then.
+    pub(super) fn take(&self) -> Option<Box<dyn FnOnce() + Send>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
 }
 
 impl Drop for Unsent {

@@ -45,6 +45,8 @@ impl Member {
                 self.watch(shard);
             }
             Look::Ends(silence) => {
+                // They hear nothing of it, whatever the reason.
+                self.state().gone.extend(&silence.ranks);
                 for &rank in &silence.ranks {
                     if let Some(peer) = &self.peers[rank as usize] {
                         shard.disconnect(peer);
