@@ -312,18 +312,6 @@ impl Machine {
         Some(expected.from)
     }
 
-    /// Whether those that it waits for wait for no other rank: they have not called, or have yet to
-    /// send what they bring.
-    pub(crate) fn waits_at_first_hand(&self) -> bool {
-        self.hellos_missing > 0 || self.speaks_with_all() && self.waits_for_parts()
-    }
-
-    /// Whether this rank compares what was called with all others, which then send what they bring
-    /// to whoever combines it.
-    pub(crate) fn speaks_with_all(&self) -> bool {
-        self.partners.len() + 1 == self.hellos.len()
-    }
-
     fn waits_for_parts(&self) -> bool {
         self.missing(&self.parts).next().is_some()
     }

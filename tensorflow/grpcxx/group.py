@@ -62,8 +62,10 @@ class Group:
         self.size = size
         self.name = name
         listen = listen or _listen(rank, rendezvous, address)
-        # Threads wait for operations, and turn the shard meanwhile.
-        self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})}, waits=True)
+        # Threads wait for operations, and turn the shard meanwhile. What peers without extensions still send is taken
+        # for some seconds; ranks have them, and one that hangs before it says so is not worth the time.
+        own = {"GRPCXX_SHARDS": "1", "GRPCXX_DRAIN_MS": "0"}
+        self._engine = Engine(("rank", rank), listen, {**own, **(settings or {})}, waits=True)
         try:
             self._native = self._engine.native.group(
                 rank, size, rendezvous, name, address, generation, timeout, join_timeout
@@ -126,7 +128,11 @@ class Group:
         self._native.check()
 
     def close(self) -> None:
-        """Leaves the group, once the others have what this rank has sent, and stops its engine."""
+        """Leaves the group, once the others have what this rank has sent, and stops its engine.
+
+        If they do not take it within `timeout`, this raises `grpcxx.DeadlineExceeded`, and the rank has left. In a group
+        that has failed it only waits until they have heard why, for 2 seconds at most.
+        """
         if self._engine.closed.is_set():
             return
         try:

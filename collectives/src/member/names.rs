@@ -39,6 +39,8 @@ pub(crate) struct Place {
 /// The names of all ranks.
 #[derive(Debug)]
 pub(crate) struct Names {
+    /// The name of the group.
+    pub(super) group: String,
     own: u32,
     addresses: Vec<String>,
     /// The beginnings of keys, up to the edge, from this rank to each and from each to this one.
@@ -49,7 +51,7 @@ pub(crate) struct Names {
 impl Names {
     /// # Errors
     /// `INVALID_ARGUMENT` if a device has a name that cannot stand in a key.
-    pub(crate) fn new(own: u32, ranks: &[Who]) -> Result<Self, Status> {
+    pub(crate) fn new(group: &str, own: u32, ranks: &[Who]) -> Result<Self, Status> {
         let this = &ranks[own as usize];
         let beginning = |source: &Who, target: &Who| {
             let (source, incarnation) = (&source.device, source.incarnation);
@@ -61,6 +63,7 @@ impl Names {
         let to = ranks.iter().map(|other| beginning(this, other));
         let from = ranks.iter().map(|other| beginning(other, this));
         Ok(Self {
+            group: group.to_owned(),
             own,
             to: to.collect::<Result<_, Status>>()?,
             from: from.collect::<Result<_, Status>>()?,

@@ -10,9 +10,10 @@ use grpcxx_rpc::{Code, DType, Reason, Shape, Status};
 use grpcxx_runtime::Time;
 
 use super::super::lane::{Entry, Lane};
-use super::super::lost::{Lost, left, silence};
+use super::super::lost::{Lost, left};
 use super::super::outbox::Taken;
 use super::super::tokens::HELLO;
+use super::super::waits::{Look, Word, look, waits_for};
 use super::super::{Due, Place, State, advance, succeed};
 use crate::description::Description;
 use crate::machine::{Effect, Machine, Slot, Task};
@@ -95,6 +96,10 @@ enum Event {
     Fails(Receipt, Status),
     /// A rank hears that another one is lost.
     Misses(u32, u32, Status),
+    /// A rank is asked by another one for whom it waits.
+    Asked(u32, u32),
+    /// A rank hears from another one for whom that waits.
+    Hears(u32, u32, Vec<u32>),
 }
 
 /// What was asked of one rank by another.
@@ -189,10 +194,6 @@ impl World {
         self.ready.swap_remove(next)
     }
 
-    pub(super) fn size(&self) -> u32 {
-        self.nodes.len() as u32
-    }
-
     /// How many operations have ended well.
     pub(super) fn ended(&self) -> usize {
         self.nodes.iter().map(|node| node.results.len()).sum()
@@ -250,6 +251,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         let rank = match &event {
             Event::Calls(rank) | Event::Misses(rank, ..) => *rank,
+            Event::Asked(rank, _) | Event::Hears(rank, ..) => *rank,
             Event::Comes(receipt, _) | Event::Fails(receipt, _) => receipt.to,
         };
         let now = Time::from_nanos(self.now);
@@ -264,6 +266,13 @@ impl World {
                 let lost = Lost::of(&name(from), status);
                 let ended = lost.ends_group(&node.state.outbox, from);
                 return ended.unwrap_or_else(|status| self.fail(rank, status));
+            }
+            Event::Asked(_, by) => {
+                let ranks = waits_for(&node.state);
+                return self.ready.push(Event::Hears(by, rank, ranks));
+            }
+            Event::Hears(_, from, ranks) => {
+                return node.state.words.hear(from, Word::WaitsFor(ranks));
             }
             Event::Comes(receipt, data) => (receipt, Ok(data)),
             Event::Fails(receipt, status) => (receipt, Err(status)),
@@ -526,12 +535,18 @@ impl World {
         };
         self.now = self.now.max(node.looks_at);
         node.looks_at = self.now + LOOK_NS;
-        let silence = silence(&mut node.state, Time::from_nanos(self.now), PATIENCE);
-        if let Some(silence) = silence {
-            let names: Vec<String> = silence.ranks.iter().map(|&rank| name(rank)).collect();
-            let text = silence.text(&names.join(", "), PATIENCE);
-            let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
-            self.fail(rank, status);
+        let at = (Time::from_nanos(self.now), PATIENCE);
+        match look(&mut node.state, rank, at) {
+            Look::GoesOn { asks } => {
+                let asks = asks.into_iter();
+                self.ready.extend(asks.map(|of| Event::Asked(of, rank)));
+            }
+            Look::Ends(silence) => {
+                let names: Vec<String> = silence.ranks.iter().map(|&rank| name(rank)).collect();
+                let text = silence.text(&names.join(", "), PATIENCE);
+                let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+                self.fail(rank, status);
+            }
         }
         true
     }
