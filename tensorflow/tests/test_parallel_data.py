@@ -208,6 +208,29 @@ else:
 """
 
 
+@pytest.mark.parametrize("does_train, count", [(False, 1), (False, 3), (True, 1)])
+def test_no_element_is_lost_where_an_iterator_was_saved(does_train, count, tmp_path):
+    found_by(tmp_path, trains(SAVED + "\ntrain(0)\n"), int(does_train), count, tmp_path)
+
+
+# What is left behind the elements that the ranks have taken, of which each took all or one in each step.
+SAVED = """
+does_train, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+iterator = iter(data)
+taken = [int(next(iterator)) for _ in range(count)]
+if does_train:
+    train(taken[0])
+tf.train.Checkpoint(iterator=iterator).write(folder + "/saved")
+# Rank 0 alone writes.
+group.barrier()
+restored = iter(data)
+tf.train.Checkpoint(iterator=restored).read(folder + "/saved").assert_consumed()
+assert sorted(map(int, restored)) == list(range(2 if does_train else count, 8))
+before = sorted(taken + [int(element) for element in iterator])
+assert before == list(range(rank, 8, 2) if does_train else range(8)), before
+"""
+
+
 def test_iterators_that_functions_of_tensorflow_take_are_refused_by_one_clear_line(tmp_path):
     found_by(tmp_path, trains(IN_FUNCTION))
 
