@@ -1,5 +1,7 @@
 """Which elements of datasets the ranks get, whatever the script does with them."""
 
+from types import SimpleNamespace
+
 import pytest
 from jobs import parallel, run, trained
 
@@ -113,7 +115,34 @@ for element in prefetch(data, ahead=3):
     train(element)
 assert sorted(map(int, prefetch(data))) == list(range(8))
 assert threading.active_count() == 1
+for loop in (prefetch(data), prefetch(data.skip(1), ahead=3)):
+    train(next(loop))
+    loop.close()
+    assert threading.active_count() == 1, "a loop that is left early leaves no thread"
+del seen[-2:]
 """
+
+
+def test_what_reads_ahead_ends_with_a_loop_that_is_left_though_somebody_has_its_elements():
+    from grpcxx.parallel._elements import Elements
+
+    ended = []
+
+    def read():
+        try:
+            yield from range(8)
+        finally:
+            ended.append(True)
+
+    elements = Elements(read(), None, SimpleNamespace(rank=0, size=2, combined=0, sharded=0))
+
+    def loop():
+        yield from elements
+
+    loop = loop()
+    assert next(loop) == 0 and not ended
+    loop.close()
+    assert ended
 
 
 @pytest.mark.parametrize("way", ["skipped", "one_ahead"])

@@ -51,6 +51,11 @@ class Elements(tf.data.Iterator):
         except StopIteration:
             return tf.experimental.Optional.empty(self._element_spec)
 
+    def close(self) -> None:
+        """Lets go of what reads ahead, if something does: a generator closes so what it is left in the midst of."""
+        if hasattr(self._elements, "close"):
+            self._elements.close()
+
     def __next__(self) -> Any:
         if not tf.executing_eagerly():
             raise ValueError(IN_FUNCTION)
