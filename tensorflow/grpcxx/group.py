@@ -130,8 +130,8 @@ class Group:
     def close(self) -> None:
         """Leaves the group, once the others have what this rank has sent, and stops its engine.
 
-        If they do not take it within `timeout`, this raises `grpcxx.DeadlineExceeded`, and the rank has left. In a group
-        that has failed it only waits until they have heard why, for 2 seconds at most.
+        If they do not take it within `timeout`, this raises `grpcxx.DeadlineExceeded`, and the rank has left. In a
+        group that has failed it only waits until they have heard why, for 2 seconds at most.
         """
         if self._engine.closed.is_set():
             return
