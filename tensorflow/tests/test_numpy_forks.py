@@ -321,3 +321,30 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_child_does_not_wait_for_locks_of_threads_that_it_has_not():
     ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
+
+
+LOGGING = """
+import logging, os, sys, grpcxx
+
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+lines = []
+logging.getLogger().addHandler(Lines())
+logging.getLogger().setLevel(logging.INFO)
+grpcxx.log_to(logging.getLogger())
+grpcxx.Server().close()
+assert any("shards=" in line for line in lines), lines
+child = os.fork()
+if child == 0:
+    lines.clear()
+    grpcxx.Server().close()
+    sys.exit(0 if any("shards=" in line for line in lines) else f"the child got {lines}")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_log_goes_on_in_a_child():
+    ran = subprocess.run([sys.executable, "-c", LOGGING], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

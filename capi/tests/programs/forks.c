@@ -152,7 +152,44 @@ static void forks(const char *shm) {
   stop(&of);
 }
 
+/* Counts the lines that say how an engine has started. */
+static void line_seen(void *user, int32_t level, const char *target, const char *message) {
+  (void)level, (void)target;
+  atomic_fetch_add((atomic_int *)user, strstr(message, "shards=2") != NULL ? 1 : 0);
+}
+
+static void an_engine_is_told_of(atomic_int *seen) {
+  int before = atomic_load(seen);
+  grpcxx_engine_free(engine_of(small_options("ps")));
+  CHECK(atomic_load(seen) == before + 1);
+}
+
+/* The thread that calls whoever takes the lines is not there in a child. */
+static void the_log_goes_on_in_children(void) {
+  atomic_int seen = 0, seen_by_child = 0;
+  grpcxx_log_set(GRPCXX_LOG_INFO, line_seen, &seen);
+  an_engine_is_told_of(&seen);
+  pid_t child = fork();
+  if (child == 0) {
+    an_engine_is_told_of(&seen);
+    grpcxx_log_set(GRPCXX_LOG_INFO, line_seen, &seen_by_child);
+    an_engine_is_told_of(&seen_by_child);
+    CHECK(atomic_load(&seen) == 2);
+    pid_t grandchild = fork();
+    if (grandchild == 0) {
+      an_engine_is_told_of(&seen_by_child);
+      _exit(0);
+    }
+    is_well(grandchild);
+    _exit(0);
+  }
+  an_engine_is_told_of(&seen);
+  is_well(child);
+  grpcxx_log_set(0, NULL, NULL);
+}
+
 int main(void) {
+  the_log_goes_on_in_children();
   forks("off");
   forks("auto");
   return 0;
