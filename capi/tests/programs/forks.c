@@ -152,6 +152,32 @@ static void forks(const char *shm) {
   stop(&of);
 }
 
+/* A call of the parent that goes on ends there alone; what has ended has its result in the child too. */
+static void calls_go_on_in_the_parent(void) {
+  cluster of = start("auto");
+  char key[256];
+  size_t key_size = key_of(key, sizeof key, of.source, "later");
+  grpcxx_call *waits = grpcxx_call_new(), *ended = grpcxx_call_new();
+  grpcxx_recv_tensor(of.peer, waits, 7, key, key_size, NULL, NULL, NULL, NULL);
+  grpcxx_message_call(of.peer, ended, GRPCXX_GET_STATUS, NULL, 0, NULL, NULL, NULL);
+  OK(grpcxx_call_wait(ended, 0));
+  pid_t child = fork();
+  if (child == 0) {
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_call_wait(waits, 20000));
+    OK(grpcxx_call_wait(ended, 20000));
+    _exit(0);
+  }
+  is_well(child);
+  float one = 1;
+  grpcxx_tensor *sent = floats(&one, 1);
+  OK(grpcxx_engine_send(of.source, 7, key, key_size, sent));
+  grpcxx_tensor_release(sent);
+  OK(grpcxx_call_wait(waits, 0));
+  grpcxx_call_release(waits);
+  grpcxx_call_release(ended);
+  stop(&of);
+}
+
 /* Counts the lines that say how an engine has started. */
 static void line_seen(void *user, int32_t level, const char *target, const char *message) {
   (void)level, (void)target;
@@ -190,6 +216,7 @@ static void the_log_goes_on_in_children(void) {
 
 int main(void) {
   the_log_goes_on_in_children();
+  calls_go_on_in_the_parent();
   forks("off");
   forks("auto");
   return 0;
