@@ -164,10 +164,13 @@ impl Group {
             self.check_claims(tag, (array, &tensor), out.as_ref())?;
             let tensor = brought(tensor, array, out.as_ref())?;
             let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
-            Ok((operator, tensor, out, output, has_place))
+            // Last: code of the program, which may close the group, is behind.
+            let report = future.as_ref().map(|_| self.core.completions().report());
+            let report = checked(py, report.transpose())?;
+            Ok((operator, tensor, out, output, has_place, report))
         };
         let prepared: PyResult<_> = prepared();
-        let (operator, tensor, out, output, has_place) =
+        let (operator, tensor, out, output, has_place, report) =
             prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
         let is_own = matches!(operator, Operator::Broadcast { root } if root == group.rank());
         let writes = future.is_some() && (has_place || is_own);
@@ -182,9 +185,9 @@ impl Group {
             has_place,
             claim,
         };
-        match future {
+        match future.zip(report) {
             None => wait(py, running),
-            Some(future) => submit(py, &self.core, running, future),
+            Some(reported) => submit(py, &self.core, running, reported),
         }
     }
 
@@ -314,11 +317,9 @@ fn submit<'py>(
     py: Python<'py>,
     core: &Core,
     mut running: Running,
-    future: Py<PyAny>,
+    (future, report): (Py<PyAny>, Arc<Report>),
 ) -> PyResult<Bound<'py, PyAny>> {
-    let report = core.completions().report();
-    let number = report.number();
-    let waker = Waker::from(Arc::new(report));
+    let waker = Waker::from(Arc::clone(&report));
     // Else the thread that ends futures writes the result, when it comes to that.
     let lands = running.claim.take_if(|_| running.has_place);
     let waker = match lands {
@@ -333,7 +334,7 @@ fn submit<'py>(
     };
     let pending = Bound::new(py, pending)?;
     core.completions()
-        .keep(number, pending.clone().into_any().unbind());
+        .keep(&report, pending.clone().into_any().unbind());
     pending.get().begin();
     Ok(pending.into_any())
 }
