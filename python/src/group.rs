@@ -137,7 +137,9 @@ impl Group {
 
 #[pymethods]
 impl Group {
-    /// Does something with the arrays of all ranks. Without `future` it waits for the result.
+    /// Does something with the arrays of all ranks. Without `future` it waits for the result. What
+    /// can be wrong with an argument is found where this takes the place of the operation; without
+    /// a tag that is one there is no such place.
     #[expect(
         clippy::too_many_arguments,
         reason = "one call of Python into the engine"
@@ -147,8 +149,8 @@ impl Group {
         py: Python<'py>,
         kind: &str,
         array: &Bound<'py, PyAny>,
-        op: &str,
-        #[pyo3(from_py_with = argument::root)] root: u32,
+        op: &Bound<'py, PyAny>,
+        root: &Bound<'py, PyAny>,
         tag: u16,
         out: Option<&Bound<'py, PyAny>>,
         future: Option<Py<PyAny>>,
@@ -158,6 +160,7 @@ impl Group {
             checked(py, may_wait())?;
         }
         let prepared = || {
+            let (op, root) = (argument::op(op)?, argument::root(root)?);
             let operator = checked(py, operator(kind, op, root))?;
             let out = out.map(check_out).transpose()?;
             let tensor = numbers_of("array", array, false)?;
@@ -191,18 +194,19 @@ impl Group {
         }
     }
 
-    /// Combines arrays one by one; small ones travel together.
+    /// Combines arrays one by one, of whatever can be iterated; small ones travel together.
     fn all_reduce_many<'py>(
         &self,
         py: Python<'py>,
-        arrays: Vec<Bound<'py, PyAny>>,
-        op: &str,
+        arrays: &Bound<'py, PyAny>,
+        op: &Bound<'py, PyAny>,
         tag: u16,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let group = self.open(py)?.with_tag(tag);
         checked(py, may_wait())?;
         let prepared = || {
-            let op = checked(py, ReduceOp::from_name(op))?;
+            let op = argument::op(op)?;
+            let arrays = arrays.try_iter()?.collect::<PyResult<Vec<_>>>()?;
             let numbered = arrays.iter().enumerate();
             let tensors: PyResult<Vec<Tensor>> = numbered
                 .map(|(index, array)| numbers_of(&format!("arrays[{index}]"), array, false))
@@ -427,8 +431,7 @@ fn output(
     Ok((place, has_place))
 }
 
-fn operator(kind: &str, op: &str, root: u32) -> Result<Operator, Status> {
-    let op = ReduceOp::from_name(op)?;
+fn operator(kind: &str, op: ReduceOp, root: u32) -> Result<Operator, Status> {
     Ok(match kind {
         "all_reduce" => Operator::AllReduce(op),
         "reduce_scatter" => Operator::ReduceScatter(op),
