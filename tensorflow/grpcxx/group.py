@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -78,10 +78,10 @@ class Group:
         """Combines the arrays of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result."""
         return self._run("all_reduce", array, op, 0, tag, out, async_)
 
-    def all_reduce_many(self, arrays: Sequence[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
+    def all_reduce_many(self, arrays: Iterable[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
         """Combines several arrays one by one. Small ones of the same type travel together."""
         _check_tag(tag)
-        return self._native.all_reduce_many(list(arrays), op, tag)
+        return self._native.all_reduce_many(arrays, op, tag)
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", *, out: np.ndarray | None = None, tag: int = 0, async_=False

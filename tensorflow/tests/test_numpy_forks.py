@@ -360,3 +360,30 @@ def test_a_child_has_no_part_in_what_its_parents_group_does():
 
     has_forked = threading.Event()
     assert together(2, code) == [2, 2]
+
+
+LOGGING = """
+import logging, os, sys, grpcxx
+
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+lines = []
+logging.getLogger().addHandler(Lines())
+logging.getLogger().setLevel(logging.INFO)
+grpcxx.log_to(logging.getLogger())
+grpcxx.Server().close()
+assert any("shards=" in line for line in lines), lines
+child = os.fork()
+if child == 0:
+    lines.clear()
+    grpcxx.Server().close()
+    sys.exit(0 if any("shards=" in line for line in lines) else f"the child got {lines}")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_log_goes_on_in_a_child():
+    ran = subprocess.run([sys.executable, "-c", LOGGING], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr

@@ -12,8 +12,8 @@ mod start;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::OwnFd;
@@ -58,7 +58,8 @@ pub struct Engine {
     shared: SharedParts,
     client: Client,
     report: StartReport,
-    hosts: Vec<HostHandle>,
+    /// None of them once the engine was told to stop.
+    hosts: Mutex<Vec<HostHandle>>,
     shards: Shards,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
@@ -506,8 +507,42 @@ impl Engine {
     ///
     /// # Errors
     /// A shard had ended before because its thread failed.
-    pub fn shutdown(mut self, grace: Duration) -> Result<(), HostError> {
+    pub fn shutdown(self, grace: Duration) -> Result<(), HostError> {
         self.stop(grace)
+    }
+
+    /// Does what [`Engine::shutdown`] does to an engine that others hold too, whose calls of it
+    /// fail from then on. A second time it does nothing, and waits for nothing.
+    ///
+    /// # Errors
+    /// As of [`Engine::shutdown`].
+    pub fn stop(&self, grace: Duration) -> Result<(), HostError> {
+        let hosts = {
+            let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
+            std::mem::take(&mut *hosts)
+        };
+        if self.shared.mailboxes.are_inherited() {
+            // The threads are the parent's.
+            std::mem::forget(hosts);
+            return Ok(());
+        }
+        for shard in 0..self.shared.mailboxes.len() {
+            self.shared
+                .mailboxes
+                .deliver(shard, Command::Stop { grace });
+        }
+        if self.shards.current().is_some() || is_turning() {
+            // A shard that waits for its own end waits for ever.
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for host in hosts {
+            let ended = host.join();
+            if result.is_ok() {
+                result = ended;
+            }
+        }
+        result
     }
 
     /// Tells `witness` once if the engine dies, now if it was before, on the thread of the shard
@@ -526,32 +561,6 @@ impl Engine {
             .mailboxes
             .try_deliver(home, command)
             .map_err(|_| self.shared.mailboxes.refusal(home))
-    }
-
-    fn stop(&mut self, grace: Duration) -> Result<(), HostError> {
-        if self.shared.mailboxes.are_inherited() {
-            // The threads are the parent's.
-            std::mem::forget(std::mem::take(&mut self.hosts));
-            return Ok(());
-        }
-        for shard in 0..self.shared.mailboxes.len() {
-            self.shared
-                .mailboxes
-                .deliver(shard, Command::Stop { grace });
-        }
-        if self.shards.current().is_some() || is_turning() {
-            // A shard that waits for its own end waits for ever.
-            self.hosts.clear();
-            return Ok(());
-        }
-        let mut result = Ok(());
-        for host in self.hosts.drain(..) {
-            let ended = host.join();
-            if result.is_ok() {
-                result = ended;
-            }
-        }
-        result
     }
 }
 

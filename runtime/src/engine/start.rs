@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
@@ -126,7 +126,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         .into_iter()
         .filter_map(|report| report.tls)
         .collect();
-    let mut engine = Engine {
+    let engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
@@ -152,7 +152,7 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
             star_address,
         },
         shared,
-        hosts,
+        hosts: Mutex::new(hosts),
         metrics: Metrics::new(shards.clone()),
         shards,
         turns: AtomicUsize::new(0),

@@ -29,8 +29,8 @@ mod timers;
 mod waiter;
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) use beside::Beside;
 pub use choice::{HostChoice, HostKind, HostSetting};
@@ -54,9 +54,8 @@ use crate::placement::pin_current_thread;
 
 /// A running shard.
 pub struct HostHandle {
-    // Within mutexes, so that threads can share an engine.
-    started: Mutex<Receiver<Result<(), HostError>>>,
-    ended: Mutex<Receiver<Ended>>,
+    started: Receiver<Result<(), HostError>>,
+    ended: Receiver<Ended>,
     life: Arc<Life>,
 }
 
@@ -106,8 +105,8 @@ where
         }
     })?;
     Ok(HostHandle {
-        started: Mutex::new(started),
-        ended: Mutex::new(ended),
+        started,
+        ended,
         life,
     })
 }
@@ -165,8 +164,7 @@ impl HostHandle {
     /// # Errors
     /// Why it does not turn.
     pub fn wait_started(&self) -> Result<(), HostError> {
-        let started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-        started.recv().unwrap_or(Ok(()))
+        self.started.recv().unwrap_or(Ok(()))
     }
 
     /// Whether the threads of the shard have ended.
@@ -180,11 +178,7 @@ impl HostHandle {
     /// # Errors
     /// Why it ended before its shard was finished.
     pub fn join(self) -> Result<(), HostError> {
-        let ended = self
-            .ended
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner);
-        match ended.recv() {
+        match self.ended.recv() {
             Ok((last_owner, result)) => {
                 self.life.join(last_owner);
                 result
