@@ -210,17 +210,6 @@ impl Member {
     /// on fails with the name of this rank.
     pub(crate) fn leave(self: &Arc<Self>) -> mpsc::Receiver<()> {
         let (sender, receiver) = mpsc::channel();
-        let unsent = {
-            let mut state = self.state();
-            state.leavers.push(sender);
-            if state.leavers.len() > 1 {
-                // Another clone of the group leaves, and waits for all that was sent.
-                return receiver;
-            }
-            let unsent = state.unsent.take().unwrap_or_default();
-            state.leaving = Arc::downgrade(&unsent);
-            unsent
-        };
         let status = Status::new(Code::Aborted, left(&self.names.of(self.rank)));
         let member = Arc::clone(self);
         let close = move || {
@@ -231,7 +220,18 @@ impl Member {
                 let _ = sender.send(());
             }
         };
+        let mut state = self.state();
+        state.leavers.push(sender);
+        if state.leavers.len() > 1 {
+            // Another clone of the group leaves, and waits for all that was sent.
+            return receiver;
+        }
+        let unsent = state.unsent.take().unwrap_or_default();
+        // Whoever finds that this rank leaves finds what is to be done then, too.
         unsent.then(close);
+        state.leaving = Arc::downgrade(&unsent);
+        drop(state);
+        drop(unsent);
         receiver
     }
 
