@@ -84,7 +84,9 @@ mod tests {
         let engine = Engine::start(options).unwrap();
         let liveness = Liveness::new(engine.client());
         let (open, gate) = channel::<()>();
-        engine.run_on(0, move |_| drop(gate.recv())).unwrap();
+        engine
+            .run_on(0, move |_| assert!(gate.recv().is_err()))
+            .unwrap();
         let asked = Instant::now();
         liveness.check_at(asked).unwrap();
         liveness.check_at(asked + SILENCE_MAX / 2).unwrap();
