@@ -119,7 +119,7 @@ impl Staging {
             Act::Commit => self.commit(number),
             Act::Discard => {
                 // It may have ended before, as after a call that was refused.
-                let push = self.lock().remove(&number);
+                let push = self.remove(number);
                 drop(push);
                 Ok(())
             }
@@ -175,7 +175,7 @@ impl Staging {
         };
         if let Err(status) = &added {
             // Much memory may go back with it.
-            let ended = self.lock().remove(&number);
+            let ended = self.remove(number);
             if ended.is_some() {
                 self.note_refusal(number, status.clone());
             }
@@ -210,14 +210,21 @@ impl Staging {
     }
 
     fn commit(&self, number: u64) -> Result<(), Status> {
-        let push = self.lock().remove(&number);
+        let push = self.remove(number);
         let mut push = push.ok_or_else(|| self.unknown(number))?;
         let batches = push.batches.iter_mut();
         let tensors = batches.flat_map(|batch| std::mem::take(&mut batch.tensors));
         put_all(&self.store, tensors.collect())
     }
 
-    /// When the next push is to be dropped, if nothing more comes; maybe earlier.
+    fn remove(&self, number: u64) -> Option<Push> {
+        let mut pushes = self.lock();
+        let push = pushes.remove(&number);
+        self.note_end(&pushes);
+        push
+    }
+
+    /// When the next push is to be dropped, if nothing more comes. `None` if none is under way.
     pub(crate) fn next_end(&self) -> Option<Time> {
         let ns = self.next_end_ns.load(Ordering::Acquire);
         (ns != NEVER).then(|| Time::from_nanos(ns))

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use grpcxx_rpc::{Code, GraphCall, RendezvousLimits, Request, Status, Text};
 use grpcxx_runtime::policy::Policy;
 use grpcxx_runtime::{
-    Engine, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_LIST, STORE_STAGE, StagedPush,
+    Engine, Patience, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_LIST, STORE_STAGE,
+    StagedPush,
 };
 use page::told;
 use stranger::{Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options};
@@ -107,6 +108,42 @@ fn functions_that_hold_the_compute_pool_leave_the_store_to_others() {
     drop(release);
     for call in holding {
         call.wait().unwrap();
+    }
+}
+
+/// A loader may read for long between two calls of a push.
+#[test]
+fn a_connection_with_a_push_under_way_is_in_use() {
+    let brief = Some(Duration::from_millis(300));
+    let idle = Patience::default().with(|patience| patience.idle = brief);
+    let old = Patience::default().with(|patience| patience.age = brief);
+    for patience in [idle, old] {
+        let with_patience =
+            options("ps", Policy::default()).with(|options| options.patience = patience);
+        let server = Engine::start(with_patience).unwrap();
+        let caller = engine("worker", Policy::default());
+        let remote = remote(&caller, &server, 0);
+        let push = StagedPush::new();
+        remote.call(push.begin()).wait().unwrap();
+        remote.call(push.stage(weights(1, 10))).wait().unwrap();
+        // One that came later, and that nobody uses.
+        let mut later = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        later
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        assert_eq!(
+            later.read_to_end(&mut Vec::new()).unwrap(),
+            0,
+            "it is closed"
+        );
+        remote.call(push.stage(weights(2, 10))).wait().unwrap();
+        remote.call(push.commit()).wait().unwrap();
+        assert_eq!(server.stored().len(), 2);
+        let end = Instant::now() + Duration::from_secs(20);
+        while server.counters().unused_closed < 2 {
+            assert!(Instant::now() < end, "nobody uses it any more");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -230,7 +230,7 @@ impl<A> Core<A> {
             reading,
             frames: server.connection.frames(),
             is_within_frame: server.connection.is_within_frame(),
-            is_unused: server.connection.is_unused() && !reading.is_begun,
+            is_unused: !server.is_in_use() && !reading.is_begun,
         };
         server.pace.look(sight, &self.looks, self.now)
     }

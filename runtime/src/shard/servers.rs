@@ -138,13 +138,17 @@ impl ServerLink {
         if frames == 0 {
             return Some(Unused::Ever(self.since));
         }
+        let idle_since = self.pace.idle_since(frames)?;
+        (!self.is_in_use()).then_some(Unused::Since(idle_since))
+    }
+
+    /// Whether its peer has something under way here.
+    pub(super) fn is_in_use(&self) -> bool {
         let stages = |staging: &Arc<Staging>| staging.next_end().is_some();
-        let is_in_use = !self.connection.is_unused()
+        !self.connection.is_unused()
             || self.is_held_back
             || !self.streams.is_empty()
-            || self.staging.as_ref().is_some_and(stages);
-        let idle_since = self.pace.idle_since(frames)?;
-        (!is_in_use).then_some(Unused::Since(idle_since))
+            || self.staging.as_ref().is_some_and(stages)
     }
 
     /// Whether its peer has proven to belong to the cluster, or is where a task of it is.
@@ -191,7 +195,6 @@ impl ServerLink {
     }
 
     /// When it is looked at next, as far as it knows.
-    #[cfg(debug_assertions)]
     pub(super) fn armed(&self) -> Option<Time> {
         self.armed
     }
