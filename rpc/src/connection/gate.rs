@@ -90,10 +90,13 @@ impl Gate {
         }
     }
 
-    /// Notes which task the peer says that it is, which somebody may want to know.
+    /// Notes which task the peer says that it is, which somebody may want to know. Who says it once
+    /// and announces more later is still that task.
     pub(crate) fn note_claim(&mut self, claimed: Option<Text>) {
-        self.has_news |= claimed.is_some();
-        self.claimed = claimed;
+        if claimed.is_some() {
+            self.has_news = true;
+            self.claimed = claimed;
+        }
     }
 
     /// Takes all rights from a peer that claims to be this task, whose certificate names another.

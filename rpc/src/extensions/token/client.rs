@@ -63,6 +63,7 @@ impl ClientConnection {
         self.announce_first(&Announcement {
             features: self.announced,
             proof: Some(proof),
+            task: self.task.clone(),
             ..Announcement::default()
         });
     }

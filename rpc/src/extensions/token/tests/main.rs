@@ -21,12 +21,16 @@ fn token(name: &str) -> Arc<Token> {
     Arc::new(Token::new(format!("the token called {name}").as_bytes()).unwrap())
 }
 
-fn client(name: Option<&str>, trusts_unproven: bool) -> ClientConnection {
-    let credentials = name.map(|name| Credentials {
+fn credentials(name: &str, trusts_unproven: bool) -> Credentials {
+    Credentials {
         token: token(name),
         nonce: [1; 32],
         trusts_unproven,
-    });
+    }
+}
+
+fn client(name: Option<&str>, trusts_unproven: bool) -> ClientConnection {
+    let credentials = name.map(|name| credentials(name, trusts_unproven));
     let features = match credentials {
         Some(_) => WITH_TOKEN,
         None => Features::ALL,
@@ -184,6 +188,21 @@ fn a_client_that_claims_another_task_than_it_has_proven_gets_nothing() {
     // Nothing that it is said to have proven besides gives it rights again.
     pair.server.end.set_rights(Rights::ALL);
     assert_eq!(pair.server.end.rights(), Rights::NONE);
+}
+
+/// What a task has is counted for it, and not for all tasks of its host.
+#[test]
+fn who_proves_the_token_stays_the_task_that_it_said_it_is() {
+    let limits = ConnectionLimits::default();
+    let (credentials, task) = (credentials("a", false), Text::from("ps/0"));
+    let client = ClientConnection::of_task(limits, WITH_TOKEN, Some(credentials), Some(task));
+    let mut pair = pair(client, server(Some("a")));
+    get_acquainted(&mut pair);
+    assert_eq!(pair.server.end.rights(), Rights::of(&[Right::Step]));
+    assert_eq!(pair.server.end.claimed_task(), Some(&Text::from("ps/0")));
+    // An older client says nothing of it beside its proof.
+    pair.server.offer(&announce(9, &Announcement::default()));
+    assert_eq!(pair.server.end.claimed_task(), Some(&Text::from("ps/0")));
 }
 
 #[test]
