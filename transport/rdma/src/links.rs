@@ -350,7 +350,9 @@ impl<A: Adapter> RdmaLinks<A> {
         }
         self.adapter.arm();
         self.poll();
-        self.completions.is_empty()
+        // A device tells once of a fault, and the last turn may have looked just before.
+        self.check_faults();
+        !self.has_work()
     }
 
     /// What [`RdmaLinks::arm`] makes readable.

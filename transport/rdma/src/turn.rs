@@ -294,7 +294,7 @@ impl<A: Adapter> RdmaLinks<A> {
         }
     }
 
-    fn check_faults(&mut self) {
+    pub(crate) fn check_faults(&mut self) {
         self.faults_checked = self.now;
         while let Some(fault) = self.adapter.next_fault() {
             tracing::warn!(device = self.adapter.name(), ?fault, "RDMA device fault");

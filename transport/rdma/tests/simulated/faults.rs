@@ -226,6 +226,25 @@ fn a_device_that_is_removed_ends_its_links_soon() {
     }
 }
 
+/// The descriptor of a device may have been readable before the shard sleeps, and is not again.
+#[test]
+fn nobody_sleeps_through_a_fault_that_was_told_before() {
+    let mut pair = Pair::reliable(1, RdmaOptions::default());
+    let [near, _] = pair.open();
+    pair.run_for(Duration::from_millis(5));
+    let may_sleep = |pair: &mut Pair| pair.sides[0].transport.inner_mut().links_mut().arm();
+    assert!(may_sleep(&mut pair));
+    let (now, side) = (pair.now, &mut pair.sides[0]);
+    side.transport.turn(now, &mut side.talker);
+    pair.adapter(0).remove();
+    // Within the time in which the device is not asked again.
+    let side = &mut pair.sides[0];
+    side.transport.turn(now, &mut side.talker);
+    assert!(!may_sleep(&mut pair), "there is a fault to tell of");
+    pair.until("the link is closed", |pair| pair.closed(0, near).is_some());
+    assert!(failed(pair.closed(0, near)).contains("removed"));
+}
+
 #[test]
 fn lost_completions_end_the_links() {
     for seed in seeds(5) {
