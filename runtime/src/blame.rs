@@ -49,12 +49,12 @@ pub(crate) fn panic_text(payload: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// Runs one of several steps of an end. The others go on if it panics: a shard that died may be in
-/// disorder.
+/// Runs a step behind which others follow, which go on if it panics: it may run code of a program,
+/// or that of a shard that died in disorder.
 pub(crate) fn survive(step: &str, code: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(code)) {
         let message = panic_text(payload.as_ref());
-        tracing::error!(step, message, "a panic while the engine dies");
+        tracing::error!(step, message, "a panic, behind which the rest goes on");
     }
 }
 

@@ -42,6 +42,26 @@ fn get(page: &MetricsPage, path: &str) -> String {
     ask(page, &format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n"))
 }
 
+/// A place that a scrape has had is free again, whatever the program does within it.
+#[test]
+fn a_program_that_panics_leaves_the_page_to_others() {
+    let engine = engine();
+    let program = ProgramPage {
+        metrics: Some(Arc::new(|_: &mut _| panic!("no numbers today"))),
+        ..ProgramPage::default()
+    };
+    let page = MetricsPage::start(ANY, engine.exposition(), None, program).unwrap();
+    for _ in 0..100 {
+        let mut stream = connect(&page);
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+            .unwrap();
+        // It ends without an answer.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+    assert!(get(&page, "/healthz").starts_with("HTTP/1.1 200 OK\r\n"));
+}
+
 #[test]
 fn the_page_shows_the_engine_and_the_program() {
     let engine = engine();

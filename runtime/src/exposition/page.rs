@@ -19,6 +19,7 @@ use rustls::{ServerConnection, StreamOwned};
 use super::text::MetricsText;
 use super::waiting::MoreAwaited;
 use super::{Exposition, Health, Liveness};
+use crate::blame::survive;
 use crate::limits::{
     METRICS_CONNECTION_TIME, METRICS_CONNECTIONS, METRICS_HEADERS, METRICS_LEFT_BYTES,
     METRICS_REQUEST_BYTES, METRICS_REQUEST_TIME, METRICS_SHARE_PERCENT, METRICS_THREADS,
@@ -197,9 +198,12 @@ impl Shared {
         }
         self.threads.fetch_add(1, Ordering::AcqRel);
         let serve = move || {
-            if let Err(error) = self.serve(stream, peer) {
-                tracing::debug!(%peer, %error, "a connection to the metrics page failed");
-            }
+            // It asks the program too, whose code may panic.
+            survive("a scrape of the metrics page", || {
+                if let Err(error) = self.serve(stream, peer) {
+                    tracing::debug!(%peer, %error, "a connection to the metrics page failed");
+                }
+            });
             self.places().release(given.place);
             self.threads.fetch_sub(1, Ordering::AcqRel);
         };
