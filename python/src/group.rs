@@ -89,7 +89,9 @@ impl Group {
             builder = builder.address(address);
         }
         checked(py, may_wait())?;
-        let joining = checked(py, core.with(|engine| builder.begin(engine)))?;
+        // Names may be looked up.
+        let joining = py.detach(|| core.with(|engine| builder.begin(engine)));
+        let joining = checked(py, joining)?;
         let names = ("grpcxx-join", "the wait for other ranks");
         let group = run_elsewhere(py, names, move || joining.wait())?;
         Ok(Self {
@@ -242,7 +244,7 @@ impl Group {
         Ok(handle_of(&self.open(py)?))
     }
 
-    /// Leaves the group, once the others have what this rank has sent.
+    /// Leaves the group, once the others have what this rank has sent. Ctrl-C ends the wait alone.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         if self.core.is_inherited() {
             return Ok(());
@@ -251,8 +253,8 @@ impl Group {
             return Ok(());
         };
         checked(py, may_wait())?;
-        let left = py.detach(|| group.leave());
-        checked(py, left)
+        let names = ("grpcxx-leave", "the wait for other ranks");
+        run_elsewhere(py, names, move || group.leave())
     }
 }
 
