@@ -1,4 +1,4 @@
-"""What begins while a client, a server or a group is closed: it ends, or is refused."""
+"""What begins while a client, a server or a group is closed ends, or is refused; and what Ctrl-C leaves behind."""
 
 import contextlib
 import os
@@ -108,3 +108,40 @@ def test_a_rank_that_leaves_hears_ctrl_c():
         signal.signal(signal.SIGINT, before)
     group.close()
     assert ended - heard[0] > 0.5, "the signal waited for the other rank"
+
+
+def test_what_ctrl_c_leaves_is_still_written():
+    rendezvous, groups = f"127.0.0.1:{free_port()}", {}
+
+    def join(rank):
+        groups[rank] = grpcxx.Group(rank, 2, rendezvous)
+
+    def on_both(call):
+        other = threading.Thread(target=call, args=(groups[1],))
+        other.start()
+        call(groups[0])
+        other.join()
+
+    other = threading.Thread(target=join, args=(1,))
+    other.start()
+    join(0)
+    other.join()
+    out = np.zeros(100_000)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        groups[0].all_reduce(np.ones(100_000), out=out)
+    signal.signal(signal.SIGINT, before)
+
+    def refused(group):
+        # Rank 1 refuses something else, so that the group goes on.
+        array = out if group.rank == 0 else np.array(["a"])
+        with pytest.raises(grpcxx.Error, match="has not ended" if group.rank == 0 else "strings"):
+            group.all_reduce(array, tag=1)
+
+    on_both(refused)
+    groups[1].all_reduce(np.ones(100_000))
+    on_both(lambda group: group.barrier())
+    assert (out == 2).all()
+    on_both(lambda group: group.all_reduce(out if group.rank == 0 else np.ones(100_000), tag=1))
+    on_both(lambda group: group.close())
