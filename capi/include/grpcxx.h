@@ -320,7 +320,7 @@ grpcxx_status *grpcxx_options_add_device(grpcxx_options *options, const char *na
                                          const char *type, size_t type_size, uint64_t incarnation,
                                          int64_t memory_limit_bytes);
 /* The service, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine started with
- * them will call the service any more. */
+ * them will call the service any more. SHARD. If this fails, or service is NULL, free_user is not called. */
 grpcxx_status *grpcxx_options_set_service(grpcxx_options *options, grpcxx_service_fn service, void *user,
                                           void (*free_user)(void *user));
 
@@ -333,7 +333,7 @@ typedef void (*grpcxx_metric_fn)(void *into, const char *name, const char *meani
 typedef void (*grpcxx_metrics_fn)(void *user, grpcxx_metric_fn metric, void *into);
 /* What the metrics page of an engine that listens (GRPCXX_METRICS_ADDRESS), and `grpcxx top`, show beside the numbers
  * of the engine, or NULL. free_user(user), or NULL, is called once, when neither the options nor an engine will call
- * metrics any more. */
+ * metrics any more. SHARD. If this fails, or metrics is NULL, free_user is not called. */
 grpcxx_status *grpcxx_options_set_metrics(grpcxx_options *options, grpcxx_metrics_fn metrics, void *user,
                                           void (*free_user)(void *user));
 
@@ -344,7 +344,8 @@ typedef void (*grpcxx_awaited_fn)(void *into, const char *peer, size_t peer_size
 /* Tells what the program waits for: calls awaited for each tensor before it returns, as grpcxx_metrics_fn does. */
 typedef void (*grpcxx_awaiting_fn)(void *user, grpcxx_awaited_fn awaited, void *into);
 /* What /inspect on the metrics page and `grpcxx inspect` show beside what the engine waits for, or NULL.
- * free_user(user), or NULL, is called once, when neither the options nor an engine will call awaiting any more. */
+ * free_user(user), or NULL, is called once, when neither the options nor an engine will call awaiting any more. SHARD.
+ * If this fails, or awaiting is NULL, free_user is not called. */
 grpcxx_status *grpcxx_options_set_awaiting(grpcxx_options *options, grpcxx_awaiting_fn awaiting, void *user,
                                            void (*free_user)(void *user));
 
@@ -674,7 +675,7 @@ void grpcxx_store_list(grpcxx_engine *engine, grpcxx_store_fn entry, void *user)
  * request is borrowed. */
 typedef void (*grpcxx_function_fn)(void *user, grpcxx_request *request, grpcxx_responder *responder);
 /* Registers a function; one of that name is replaced. free_user is called once with user when it will not be called
- * any more, or NULL. If this fails, free_user is not called. */
+ * any more, or NULL. SHARD. If this fails, free_user is not called. */
 grpcxx_status *grpcxx_function_register(grpcxx_engine *engine, const char *name, size_t name_size,
                                         grpcxx_function_fn function, void *user, void (*free_user)(void *user));
 

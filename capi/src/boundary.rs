@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use grpcxx_rpc::{Code, Status, Text};
 
+use crate::notices::calling_back;
+
 /// Runs the body of an exported function. A panic, which would be our own fault, becomes
 /// `fallback`.
 pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
@@ -101,10 +103,10 @@ impl Owned {
         self.context.0
     }
 
-    /// Lets go of the value now.
+    /// Lets go of the value now. C must not block there: it may be the thread of a shard.
     pub(crate) fn end(&mut self) {
         if let Some(free) = self.free.take() {
-            free(self.context.0);
+            calling_back(|| free(self.context.0));
         }
     }
 

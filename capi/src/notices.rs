@@ -3,12 +3,11 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use grpcxx_memory::forks;
+use grpcxx_memory::forks::PerProcess;
 use grpcxx_rpc::{Code, Status};
 
 use crate::boundary::guarded;
@@ -77,11 +76,7 @@ struct Notice {
 }
 
 fn send(notice: Notice) {
-    let here = THREAD.get_or_init(start).as_ref();
-    let here = here.filter(|(generation, _)| *generation == forks::generation());
-    // In a forked child, where that thread is not, each has one of its own.
-    let sender = here.cloned().or_else(start).map(|(_, sender)| sender);
-    let refused = match sender {
+    let refused = match THREAD.get_or_make(|_parents| start()) {
         Some(sender) => sender.send(notice).err().map(|refused| refused.0),
         None => Some(notice),
     };
@@ -91,13 +86,13 @@ fn send(notice: Notice) {
     }
 }
 
-fn start() -> Option<(u32, Sender<Notice>)> {
+fn start() -> Option<Sender<Notice>> {
     let (sender, receiver) = channel();
     thread::Builder::new()
         .name("grpcxx-notices".to_owned())
         .spawn(move || run(&receiver))
         .ok()
-        .map(|_| (forks::generation(), sender))
+        .map(|_| sender)
 }
 
 fn run(notices: &Receiver<Notice>) {
@@ -129,7 +124,7 @@ fn run(notices: &Receiver<Notice>) {
     }
 }
 
-static THREAD: OnceLock<Option<(u32, Sender<Notice>)>> = OnceLock::new();
+static THREAD: PerProcess<Option<Sender<Notice>>> = PerProcess::new();
 
 thread_local! {
     static BEGINNING: Cell<bool> = const { Cell::new(false) };

@@ -120,6 +120,8 @@ impl Page {
 
 impl Drop for Page {
     fn drop(&mut self) {
+        // First: an engine that starts at this moment must not find the address free and in use.
+        drop(self.page.take());
         if let Some(wanted) = &self.wanted {
             served().remove(wanted);
         }

@@ -89,7 +89,9 @@ impl Group {
             builder = builder.address(address);
         }
         checked(py, may_wait())?;
-        let joining = checked(py, core.with(|engine| builder.begin(engine)))?;
+        // Names may be looked up.
+        let joining = py.detach(|| core.with(|engine| builder.begin(engine)));
+        let joining = checked(py, joining)?;
         let names = ("grpcxx-join", "the wait for other ranks");
         let group = run_elsewhere(py, names, move || joining.wait())?;
         Ok(Self {
@@ -189,7 +191,7 @@ impl Group {
             claim,
         };
         match future.zip(report) {
-            None => wait(py, running),
+            None => wait(py, running, |out| self.claims.claim(tag, out)),
             Some(reported) => submit(py, &self.core, running, reported),
         }
     }
@@ -242,7 +244,7 @@ impl Group {
         Ok(handle_of(&self.open(py)?))
     }
 
-    /// Leaves the group, once the others have what this rank has sent.
+    /// Leaves the group, once the others have what this rank has sent. Ctrl-C ends the wait alone.
     fn leave(&self, py: Python<'_>) -> PyResult<()> {
         if self.core.is_inherited() {
             return Ok(());
@@ -251,8 +253,8 @@ impl Group {
             return Ok(());
         };
         checked(py, may_wait())?;
-        let left = py.detach(|| group.leave());
-        checked(py, left)
+        let names = ("grpcxx-leave", "the wait for other ranks");
+        run_elsewhere(py, names, move || group.leave())
     }
 }
 
@@ -291,16 +293,51 @@ impl PendingOperation {
     }
 }
 
-/// Waits for the end of an operation, without the interpreter. Ctrl-C ends the wait alone.
-fn wait(py: Python<'_>, running: Running) -> PyResult<Bound<'_, PyAny>> {
+/// Waits for the end of an operation, without the interpreter. Ctrl-C ends the wait alone: what the
+/// operation still writes stays claimed.
+fn wait<'py>(
+    py: Python<'py>,
+    running: Running,
+    claim: impl FnOnce(&Bound<'py, PyUntypedArray>) -> Claim,
+) -> PyResult<Bound<'py, PyAny>> {
     let Running {
         mut operation,
         out,
         has_place,
         claim: _,
     } = running;
-    let result = in_slices(py, |slice| operation.wait_timeout(slice))?;
-    ended(py, result, out, has_place)
+    match in_slices(py, |slice| operation.wait_timeout(slice)) {
+        Ok(result) => ended(py, result, out, has_place),
+        Err(interrupt) => {
+            if let Some(out) = out.filter(|_| has_place) {
+                Left::leave(operation, claim(out.bind(py)));
+            }
+            Err(interrupt)
+        }
+    }
+}
+
+/// An operation for whose end nobody waits any more.
+struct Left(Mutex<Option<Operation<Option<Tensor>>>>);
+
+impl Left {
+    /// Keeps the operation and what it writes until it has ended.
+    fn leave(operation: Operation<Option<Tensor>>, claim: Claim) {
+        let left = Arc::new(Self(Mutex::new(Some(operation))));
+        let waker = claim.until_woken(Waker::from(Arc::clone(&left)));
+        let mut operation = lock(&left.0);
+        let polled = (operation.as_mut())
+            .map(|operation| Pin::new(operation).poll(&mut Context::from_waker(&waker)));
+        if let Some(Poll::Ready(_)) = polled {
+            operation.take();
+        }
+    }
+}
+
+impl Wake for Left {
+    fn wake(self: Arc<Self>) {
+        drop(lock(&self.0).take());
+    }
 }
 
 /// Waits without the interpreter until `wait` has something, and hears signals meanwhile.

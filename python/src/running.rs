@@ -1,12 +1,11 @@
 //! The functions of Python that run on threads of engines, so that a program can wait for their
 //! end.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use grpcxx_memory::forks;
+use grpcxx_memory::forks::PerProcess;
 use pyo3::prelude::*;
 
 use crate::lock::lock;
@@ -18,23 +17,23 @@ pub(crate) struct Run {
     name: Arc<str>,
 }
 
+/// Those of one process: none of them runs in a child of it.
+#[derive(Default)]
 struct Running {
     /// Their names.
     names: Mutex<Vec<Arc<str>>>,
     one_less: Condvar,
-    /// Of the process in which the last one began. None of them runs in a child of it.
-    generation: AtomicU32,
+}
+
+impl Running {
+    fn own() -> &'static Self {
+        RUNNING.get_or_make(|_parents| Self::default())
+    }
 }
 
 impl Run {
     pub(crate) fn begin(name: &Arc<str>) -> Self {
-        let generation = forks::generation();
-        let mut names = lock(&RUNNING.names);
-        if RUNNING.generation.swap(generation, Ordering::Relaxed) != generation {
-            // They run in the parent.
-            names.clear();
-        }
-        names.push(Arc::clone(name));
+        lock(&Running::own().names).push(Arc::clone(name));
         Self {
             name: Arc::clone(name),
         }
@@ -43,11 +42,13 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let mut names = lock(&RUNNING.names);
+        let running = Running::own();
+        let mut names = lock(&running.names);
+        // In a child it may have begun in the parent.
         if let Some(at) = names.iter().position(|name| *name == self.name) {
             names.swap_remove(at);
         }
-        RUNNING.one_less.notify_all();
+        running.one_less.notify_all();
     }
 }
 
@@ -80,12 +81,9 @@ fn is_thread_leaving() -> bool {
 
 /// The names of those that still run after so long.
 fn running(wait: Duration) -> Vec<String> {
-    if RUNNING.generation.load(Ordering::Relaxed) != forks::generation() {
-        return Vec::new();
-    }
-    let waited = RUNNING
-        .one_less
-        .wait_timeout_while(lock(&RUNNING.names), wait, |names| !names.is_empty());
+    let running = Running::own();
+    let waited = (running.one_less)
+        .wait_timeout_while(lock(&running.names), wait, |names| !names.is_empty());
     let (names, _) = waited.unwrap_or_else(PoisonError::into_inner);
     names.iter().map(|name| name.to_string()).collect()
 }
@@ -93,8 +91,4 @@ fn running(wait: Duration) -> Vec<String> {
 /// How long a thread that ends gets between two looks.
 const LEAVE_INTERVAL: Duration = Duration::from_millis(1);
 
-static RUNNING: Running = Running {
-    names: Mutex::new(Vec::new()),
-    one_less: Condvar::new(),
-    generation: AtomicU32::new(0),
-};
+static RUNNING: PerProcess<Running> = PerProcess::new();
