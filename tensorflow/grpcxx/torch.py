@@ -23,7 +23,9 @@ class DataParallel(torch.nn.Module):
     All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
     buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
     a rank has not used counts as zero there, and one that no rank has used keeps the gradient it has, or none.
-    Parameters may be frozen and thawed, and added, on all ranks alike. The model may lie on a GPU: its gradients go
+    Parameters may be frozen and thawed, added and taken out, on all ranks alike. Forward passes without gradients share
+    nothing, so one rank may make some alone, and checkpoints may hold the whole model: what a reentrant one runs keeps
+    the buffers of its rank. The model may lie on a GPU: its gradients go
     through pinned memory of the CPU. Move it there before, since its parameters stay where they are found here.
     """
 
@@ -57,13 +59,15 @@ class DataParallel(torch.nn.Module):
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The forward pass of the model."""
-        if self._is_backward:
+        # A checkpoint runs it once more in the midst of a backward pass, which goes on.
+        is_again = _is_in_backward()
+        if self._is_backward and not is_again:
             self._abandon()
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self._is_backward:
             self._follow()
-        if self.training and self._broadcast_buffers and self._is_synchronous and torch.is_grad_enabled():
-            for buffer in self.module.buffers():
-                _broadcast(self._group, buffer)
+            if self.training and self._broadcast_buffers and self._is_synchronous and not is_again:
+                for buffer in self.module.buffers():
+                    _broadcast(self._group, buffer)
         return self.module(*arguments, **named)
 
     @contextlib.contextmanager
@@ -76,7 +80,11 @@ class DataParallel(torch.nn.Module):
             self._is_synchronous = before
 
     def _follow(self) -> None:
-        """Comes up to the parameters of the model: the script adds some, and freezes and thaws others."""
+        """Comes up to the parameters of the model: the script adds some, takes some out, freezes and thaws others."""
+        present = set(self.module.parameters())
+        self._shared &= present
+        for parameter in self._accumulators.keys() - present:
+            del self._accumulators[parameter]
         for parameter in self.module.parameters():
             if parameter not in self._shared:
                 _broadcast(self._group, parameter)
@@ -213,6 +221,15 @@ class _Bucket:
     def _parts(self, flat: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
         *parts, marks = flat.split([*(parameter.numel() for parameter in self.parameters), 2 * len(self.parameters)])
         return [part.view(parameter.shape) for parameter, part in zip(self.parameters, parts)], marks.view(-1, 2)
+
+
+def _is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    try:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: None)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _buckets(parameters: list[torch.nn.Parameter], limit_bytes: int) -> list[_Bucket]:

@@ -15,8 +15,8 @@ namespace {
 constexpr uint64_t kSharedBytesMax = 256 << 10;
 // Peers of star take so many tensors in a frame whatever their age.
 constexpr size_t kGroupMax = 250;
-// Keys that are remembered for one peer; others go alone.
-constexpr size_t kHistoriesMax = 1 << 17;
+// Keys that are remembered for one peer, and as many old ones.
+constexpr size_t kHistoriesMax = 1 << 16;
 // A receive costs some 20 us alone: a group waits as long as others join it faster than that would be lost.
 constexpr std::chrono::microseconds kLookAfter(100);
 constexpr int kLooksMax = 10;
@@ -51,7 +51,7 @@ void Done(void* user, const grpcxx_status* status, grpcxx_tensor* const* tensors
 }  // namespace
 
 bool Fuser::Offer(TensorReceive* receive, const std::shared_ptr<Peer>& peer) {
-  KeyHistory* history = receive->history();
+  const std::shared_ptr<KeyHistory>& history = receive->history();
   if (history == nullptr) return false;
   std::shared_ptr<Group> group;
   std::vector<TensorReceive*> full;
@@ -87,25 +87,34 @@ bool Fuser::Offer(TensorReceive* receive, const std::shared_ptr<Peer>& peer) {
   return true;
 }
 
-KeyHistory* Fuser::History(const std::string& key) {
+std::shared_ptr<KeyHistory> Fuser::History(const std::string& key) {
+  // Is emptied without the lock.
+  Histories forgotten;
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = histories_.find(key);
-  if (found != histories_.end()) return &found->second;
-  if (histories_.size() >= kHistoriesMax) return nullptr;
-  return &histories_[key];
+  if (found != histories_.end()) return found->second;
+  // Each iteration of a loop has keys of its own, which never come again.
+  if (histories_.size() >= kHistoriesMax) {
+    forgotten.swap(old_histories_);
+    old_histories_.swap(histories_);
+  }
+  const auto old = old_histories_.find(key);
+  auto history = old == old_histories_.end() ? std::make_shared<KeyHistory>() : old->second;
+  histories_[key] = history;
+  return history;
 }
 
-void Fuser::Arrived(KeyHistory* history, uint64_t size, bool with_others) {
+void Fuser::Arrived(KeyHistory& history, uint64_t size, bool with_others) {
   std::lock_guard<std::mutex> lock(mutex_);
-  history->size = size;
-  if (with_others) history->times_late = 0;
+  history.size = size;
+  if (with_others) history.times_late = 0;
 }
 
-void Fuser::WasLate(KeyHistory* history) {
+void Fuser::WasLate(KeyHistory& history) {
   std::lock_guard<std::mutex> lock(mutex_);
-  history->alone_for = std::min(kAloneAfterLate << std::min(history->times_late, 16u), kAloneAfterLateMax);
-  ++history->times_late;
-  history->company = 0;
+  history.alone_for = std::min(kAloneAfterLate << std::min(history.times_late, 16u), kAloneAfterLateMax);
+  ++history.times_late;
+  history.company = 0;
 }
 
 void Fuser::LookLater(const std::shared_ptr<Group>& group) {
@@ -133,7 +142,7 @@ void Fuser::Look(const std::shared_ptr<Group>& group) {
 std::vector<TensorReceive*> Fuser::Close(const std::shared_ptr<Group>& group) {
   groups_.erase(std::find(groups_.begin(), groups_.end(), group));
   const uint32_t company = group->histories.size();
-  for (KeyHistory* history : group->histories) {
+  for (const std::shared_ptr<KeyHistory>& history : group->histories) {
     history->company = company;
     if (company < kCompanyMin) history->alone_for = kAloneWithLittleCompany;
   }

@@ -38,13 +38,13 @@ class Fuser : public std::enable_shared_from_this<Fuser> {
   // Takes a receive into a group, or leaves it to go alone at once.
   bool Offer(TensorReceive* receive, const std::shared_ptr<Peer>& peer);
 
-  // The history of a key; nullptr if there are too many keys. Lives as long as the fuser.
-  KeyHistory* History(const std::string& key);
+  // The history of a key. Keys that have not come for long are forgotten.
+  std::shared_ptr<KeyHistory> History(const std::string& key);
 
   // A tensor has arrived, with others or alone.
-  void Arrived(KeyHistory* history, uint64_t size, bool with_others);
+  void Arrived(KeyHistory& history, uint64_t size, bool with_others);
   // A tensor was late.
-  void WasLate(KeyHistory* history);
+  void WasLate(KeyHistory& history);
 
  private:
   struct Group {
@@ -52,7 +52,7 @@ class Fuser : public std::enable_shared_from_this<Fuser> {
     std::shared_ptr<Peer> peer;
     std::vector<TensorReceive*> receives;
     // All keys of this run, those that have left already in full requests too.
-    std::vector<KeyHistory*> histories;
+    std::vector<std::shared_ptr<KeyHistory>> histories;
     uint32_t company_expected = 0;
     uint32_t size_at_last_look = 0;
     int looks = 0;
@@ -64,7 +64,11 @@ class Fuser : public std::enable_shared_from_this<Fuser> {
   std::vector<TensorReceive*> Close(const std::shared_ptr<Group>& group);
 
   std::mutex mutex_;
-  std::unordered_map<std::string, KeyHistory> histories_;
+  using Histories = std::unordered_map<std::string, std::shared_ptr<KeyHistory>>;
+
+  Histories histories_;
+  // Those of keys that have not come since the others were too many.
+  Histories old_histories_;
   std::vector<std::shared_ptr<Group>> groups_;
 };
 

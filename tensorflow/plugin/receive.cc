@@ -187,7 +187,7 @@ grpcxx_status* TensorReceive::AllocateFor(const grpcxx_tensor_meta& meta, grpcxx
 void TensorReceive::ArrivedTogether(const std::shared_ptr<Peer>& peer, const grpcxx_tensor* tensor) {
   if (!IsLate(tensor)) return Arrived(tensor, true);
   Add(Count().fused_tensors_late);
-  worker().fuser()->WasLate(history_);
+  worker().fuser()->WasLate(*history_);
   grpcxx_call* alone = grpcxx_call_new();
   Carry(alone);
   grpcxx_call_release(alone);
@@ -209,7 +209,7 @@ void TensorReceive::Done(void* user, const grpcxx_status* status, grpcxx_tensor*
 }
 
 void TensorReceive::Arrived(const grpcxx_tensor* tensor, bool with_others) {
-  if (history_ != nullptr) worker().fuser()->Arrived(history_, grpcxx_tensor_data_size(tensor), with_others);
+  if (history_ != nullptr) worker().fuser()->Arrived(*history_, grpcxx_tensor_data_size(tensor), with_others);
   landing_.Detach(tensor);
   if (landing_.IsSlowToFinish()) return worker().Run([this] { Finish(); });
   Finish();

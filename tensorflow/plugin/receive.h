@@ -83,7 +83,7 @@ class TensorReceive : public Operation {
   // For the fuser, which sends several of these in one request.
   int64_t step_id() const { return request_->step_id(); }
   const std::string& key() const { return request_->rendezvous_key(); }
-  KeyHistory* history() const { return history_; }
+  const std::shared_ptr<KeyHistory>& history() const { return history_; }
   void Adopt(grpcxx_call* call) { Carry(call); }
   grpcxx_status* AllocateFor(const grpcxx_tensor_meta& meta, grpcxx_memory* memory);
   void ArrivedTogether(const std::shared_ptr<Peer>& peer, const grpcxx_tensor* tensor);
@@ -110,7 +110,7 @@ class TensorReceive : public Operation {
   // Whom it was asked of, while somebody profiles.
   std::shared_ptr<Peer> traced_;
   // What is known of the key; nullptr if receives do not share requests.
-  KeyHistory* history_ = nullptr;
+  std::shared_ptr<KeyHistory> history_;
 };
 
 }  // namespace grpcxx_tensorflow

@@ -141,6 +141,16 @@ def test_what_was_fused_is_told():
         assert all(f" grpcxx/{what}_" in nodes for what in ("pack_variables", "unpack")), nodes
 
 
+@pytest.mark.long
+def test_receives_share_requests_whatever_loops_ran_before():
+    # Each has a key, which are more than are remembered.
+    iterations, steps = 140_000, 20
+    with Cluster("grpc++", OFF, ps=1, worker=1) as cluster:
+        cluster.serve("ps")
+        result = cluster.start("worker", 0, "loops.py", iterations, steps).result(300)
+    assert result["fused"] > 0, result
+
+
 def test_a_wish_that_is_not_known_is_an_error():
     with Cluster("grpc++", {"GRPCXX_GRAPH_FUSION": "always"}, ps=1) as cluster:
         task = cluster.start("ps", 0)

@@ -1,10 +1,12 @@
 """`grpcxx.torch`: a model on several ranks trains as on one. Left out where PyTorch is not installed."""
 
 import copy
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -154,10 +156,12 @@ def test_sparse_gradients_of_embeddings_are_means_and_stay_sparse():
         model(rows).backward()
         optimizer.step()
 
+    torch.manual_seed(0)
+    made = Words()
+
     def code(group):
-        torch.manual_seed(0)
-        model = Words()
-        alone, wrapped = copy.deepcopy(model), grpcxx.torch.DataParallel(model, group=group)
+        model, alone = copy.deepcopy(made), copy.deepcopy(made)
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
         for rows in looked_up:
             step(wrapped, torch.optim.SparseAdam(list(model.words.parameters())), rows[group.rank])
             step(lambda rows: sum(map(alone, rows)) / 2, torch.optim.SparseAdam(list(alone.words.parameters())), rows)
@@ -247,6 +251,103 @@ def test_a_gradient_that_comes_when_its_bucket_is_gone_is_refused_by_name():
         with pytest.raises(grpcxx.Error, match=r"block\.(weight|bias) .*use_reentrant=False") as caught:
             wrapped(torch.ones(1, WIDE)).sum().backward()
         assert caught.value.code is grpcxx.Code.FAILED_PRECONDITION
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+@pytest.mark.parametrize("uses", [1, 2])
+def test_a_whole_model_under_checkpoints_has_the_gradients_of_all(is_reentrant, uses, monkeypatch):
+    from torch.utils.checkpoint import checkpoint
+
+    import grpcxx.torch
+
+    inputs = torch.rand(2, 4, WIDE, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def run(model, x):
+        x = x.clone().requires_grad_()
+        for _ in range(uses):
+            x = checkpoint(model, x, use_reentrant=is_reentrant)
+        x.square().sum().backward()
+
+    torch.manual_seed(0)
+    # The gradient of what only the last use has is there in the midst of a backward pass.
+    made = torch.nn.Sequential(torch.nn.Linear(WIDE, WIDE), torch.nn.BatchNorm1d(WIDE), Last(uses)).double()
+
+    def code(group):
+        model, alone = copy.deepcopy(made), copy.deepcopy(made)
+        wrapped = grpcxx.torch.DataParallel(model, group=group, bucket_mib=1)
+        # No pass is taken for one that has failed.
+        monkeypatch.setattr(group, "_refuse", None)
+        for _ in range(2):
+            for rank in range(group.size):
+                alone[2].runs = 0
+                run(alone, inputs[rank])
+            model[2].runs = 0
+            run(wrapped, inputs[group.rank])
+        return gradients(alone), gradients(model)
+
+    for alone, found in of_ranks(code):
+        for name, gradient in alone.items():
+            torch.testing.assert_close(found[name], gradient / 2)
+
+
+class Last(torch.nn.Module):
+    """A layer that one use of a model has, and no use before."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.layer, self.use, self.runs = torch.nn.Linear(WIDE, WIDE), use, 0
+
+    def forward(self, x):
+        self.runs += 1
+        return self.layer(x) if self.runs == self.use or self.runs == self.use + 1 else x
+
+
+def test_a_layer_that_is_taken_out_of_a_model_is_let_go():
+    import grpcxx
+    import grpcxx.torch
+
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        wrapped(torch.ones(1, 3)).sum().backward()
+        gone = weakref.ref(model[1].weight)
+        del model[1]
+        wrapped(torch.ones(1, 3)).sum().backward()
+        gc.collect()
+        assert gone() is None
+
+
+def test_passes_without_gradients_of_one_rank_wait_for_none_and_leave_the_next_step_as_it_is():
+    import grpcxx.torch
+
+    torch.manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1))
+
+    def code(group):
+        model, alone = copy.deepcopy(made), copy.deepcopy(made)
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        inputs = [torch.arange(12.0).reshape(4, 3).cos() + rank for rank in range(group.size)]
+
+        def look():
+            if group.rank == 1:
+                wrapped.eval()
+                with torch.no_grad():
+                    wrapped(inputs[1])
+                wrapped.train()
+
+        for _ in range(2):
+            look()
+            output = wrapped(inputs[group.rank])
+            look()
+            output.sum().backward()
+            look()
+            for one in inputs:
+                (alone(one).sum() / 2).backward()
+        return gradients(alone), gradients(model)
+
+    for alone, found in of_ranks(code):
+        for name, gradient in alone.items():
+            torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 @needs_cuda

@@ -146,3 +146,65 @@ impl Silence {
         format!("{names}{or} did not {} within {patience:?}", self.what)
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// What rank 0 says that waits for ranks 1 and 2, of which these words are known.
+    fn judged(words: [Word; 2], seconds: u64) -> Option<String> {
+        let stall = Stall {
+            ranks: vec![1, 2],
+            waited: Duration::from_secs(seconds),
+            what: "sing".to_owned(),
+        };
+        let words = Words((1..).zip(words).collect());
+        let silence = words.judge(&stall, 0, PATIENCE)?;
+        Some(silence.text(&format!("{:?}", silence.ranks), PATIENCE))
+    }
+
+    #[test]
+    fn who_waits_for_another_rank_is_not_to_blame() {
+        let waits = || Word::WaitsFor(vec![0, 2]);
+        let sure = Some("[2] did not sing within 60s".to_owned());
+        assert_eq!(judged([waits(), Word::Asked], 60), sure);
+        assert_eq!(judged([waits(), Word::WaitsFor(vec![])], 60), sure);
+        assert_eq!(judged([waits(), Word::WaitsFor(vec![0])], 60), sure);
+        assert_eq!(judged([waits(), Word::Asked], 59), None);
+    }
+
+    #[test]
+    fn an_error_says_where_nobody_knows_who_is_to_blame() {
+        let around = || [Word::WaitsFor(vec![2]), Word::WaitsFor(vec![1])];
+        assert_eq!(judged(around(), 119), None);
+        let unsure = "[1, 2], or whoever keeps it waiting, did not sing within 60s";
+        assert_eq!(judged(around(), 120).as_deref(), Some(unsure));
+        let unsure = "[2], or whoever keeps it waiting, did not sing within 60s";
+        let says_nothing = [Word::WaitsFor(vec![2]), Word::Nothing];
+        assert_eq!(judged(says_nothing, 60).as_deref(), Some(unsure));
+    }
+
+    #[test]
+    fn ranks_are_asked_once_until_they_answer_and_blamed_when_they_were_asked() {
+        let mut words = Words::default();
+        let stall = Stall {
+            ranks: vec![3],
+            waited: 9 * PATIENCE,
+            what: "sing".to_owned(),
+        };
+        // This rank was stopped itself, and asks nobody until now.
+        assert!(words.judge(&stall, 0, PATIENCE).is_none());
+        assert_eq!(words.ask([3, 4].into()), [3, 4]);
+        assert_eq!(words.ask([3, 4].into()), [0; 0]);
+        words.hear(3, Word::WaitsFor(vec![4]));
+        assert_eq!(words.ask([3].into()), [3]);
+        assert_eq!(
+            words.ask([3, 4].into()),
+            [4],
+            "4 was not waited for any more"
+        );
+        assert!(words.judge(&stall, 0, PATIENCE).is_some());
+    }
+}
