@@ -6,6 +6,7 @@ mod cpu_latency;
 mod lending;
 mod local;
 mod options;
+mod queues;
 mod report;
 mod star_port;
 mod start;
@@ -86,7 +87,20 @@ impl Engine {
     /// # Errors
     /// What could not be had: the port, memory, a thread, the host or driver that was asked for.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
-        start::start(options)
+        start::start(options, |_| {})
+    }
+
+    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
+    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
+    /// `prepare` must not wait for calls: shards may not turn yet.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn start_with(
+        options: EngineOptions,
+        prepare: impl FnOnce(&Self),
+    ) -> Result<Self, EngineError> {
+        start::start(options, prepare)
     }
 
     /// Makes calls to peers; cheap to clone.

@@ -77,6 +77,7 @@ mod tests {
 
     use super::*;
     use crate::engine::{Engine, EngineOptions};
+    use crate::shard::ShardContext;
 
     #[test]
     fn a_shard_that_hangs_is_told_until_it_goes_on() {
@@ -84,7 +85,10 @@ mod tests {
         let engine = Engine::start(options).unwrap();
         let liveness = Liveness::new(engine.client());
         let (open, gate) = channel::<()>();
-        engine.run_on(0, move |_| drop(gate.recv())).unwrap();
+        let hang = move |_: &mut ShardContext<'_>| {
+            let _ = gate.recv();
+        };
+        engine.run_on(0, hang).unwrap();
         let asked = Instant::now();
         liveness.check_at(asked).unwrap();
         liveness.check_at(asked + SILENCE_MAX / 2).unwrap();
