@@ -164,7 +164,8 @@ typedef void (*grpcxx_log_fn)(void *user, int32_t level, const char *target, con
  * that. Without it nothing is logged. The old function gets the lines that were logged before, and
  * is not called any more when this returns. It has a second for that. After it, and in callbacks of
  * the engine, which must not wait, those lines are given up, and a call that has not returned may
- * still be running. grpcxx_engine_shutdown and grpcxx_engine_free wait for lines as long. */
+ * still be running. grpcxx_engine_shutdown and grpcxx_engine_free wait for lines as long. In a
+ * forked child log gets the lines of the child, on a thread of the child. */
 void grpcxx_log_set(int32_t level, grpcxx_log_fn log, void *user);
 
 /* ---- Tensors --------------------------------------------------------------------------------------------------- */

@@ -99,6 +99,11 @@ impl CCall {
                 "only a call that was begun with done == NULL can be waited for",
             ));
         }
+        let inherited = self.shard.get().and_then(|(client, _)| client.inherited());
+        if let Some(status) = inherited {
+            // Nobody ends it in a forked child, nor lets go of a lock that was held at the fork.
+            return self.outcome().unwrap_or(Err(status));
+        }
         let limit = (timeout_ms > 0).then(|| Duration::from_millis(timeout_ms));
         let done = poll_fn(|context| self.poll_done(context));
         let is_done = match self.shard.get() {
@@ -110,10 +115,13 @@ impl CCall {
             let text = "the call goes on; this was the end of waiting for it";
             return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
         }
-        match self.result.get() {
-            Some(Err(status)) => Err(status.clone()),
-            _ => Ok(()),
-        }
+        self.outcome().unwrap_or(Ok(()))
+    }
+
+    /// Whether it succeeded, if it has ended and keeps its result.
+    fn outcome(&self) -> Option<Result<(), Status>> {
+        let result = self.result.get()?.as_ref();
+        Some(result.map(|_| ()).map_err(Status::clone))
     }
 
     fn poll_done(&self, context: &mut Context<'_>) -> Poll<()> {

@@ -5,14 +5,15 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::net::SocketAddr;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::{Certificates, Client, Counters, Engine, PlainForbidden, log as runtime_log};
 
 use crate::boundary::{guarded, handle, invalid, not_null, put, text};
 use crate::flight::Received;
+use crate::held::HeldEngine;
 use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
 use crate::options::COptions;
@@ -21,8 +22,7 @@ use crate::status::{CStatus, c_string, reporting};
 
 /// An engine as C holds it.
 pub(crate) struct CEngine {
-    engine: RwLock<Option<Engine>>,
-    page: Mutex<Option<Page>>,
+    engine: HeldEngine,
     metrics_address: Option<CString>,
     certificates: Option<Arc<Certificates>>,
     client: Client,
@@ -62,8 +62,7 @@ impl CEngine {
                 .devices()
                 .map(|(name, incarnation)| (c_string(name), incarnation))
                 .collect(),
-            engine: RwLock::new(Some(engine)),
-            page: Mutex::new(Some(page)),
+            engine: HeldEngine::new(engine, page),
             metrics_address: metrics_address.map(|address| c_string(&address.to_string())),
         }
     }
@@ -85,35 +84,7 @@ impl CEngine {
         &self,
         code: impl FnOnce(&Engine) -> Result<T, Status>,
     ) -> Result<T, Status> {
-        let engine = self.engine.read().unwrap_or_else(PoisonError::into_inner);
-        match &*engine {
-            Some(engine) => code(engine),
-            None => {
-                Err(Status::new(Code::Unavailable, "the engine has stopped")
-                    .because(Reason::Stopping))
-            }
-        }
-    }
-
-    fn shutdown(&self, grace: Duration) -> Result<(), Status> {
-        let engine = self
-            .engine
-            .write()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        let Some(engine) = engine else {
-            return Ok(());
-        };
-        let stopped = engine.shutdown(grace);
-        // Until now it has told that the engine stops.
-        let page = self
-            .page
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
-        drop(page);
-        log::flush();
-        stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
+        self.engine.with(code)
     }
 
     fn counters(&self) -> Vec<u64> {
@@ -200,7 +171,9 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_shutdown(
     reporting(|| {
         may_block("grpcxx_engine_shutdown")?;
         // SAFETY: NULL or alive.
-        unsafe { handle("engine", engine) }?.shutdown(Duration::from_millis(grace_ms))
+        unsafe { handle("engine", engine) }?
+            .engine
+            .stop(Duration::from_millis(grace_ms))
     })
 }
 
@@ -467,7 +440,7 @@ mod tests {
         assert_eq!(cleaned_up.reason, Reason::ShardDied);
         // SAFETY: the peer is owned here.
         unsafe { grpcxx_peer_release(peer) };
-        assert!(engine.shutdown(Duration::ZERO).is_err());
+        assert!(engine.engine.stop(Duration::ZERO).is_err());
     }
 
     const PATIENCE: Duration = Duration::from_secs(20);

@@ -217,9 +217,12 @@ unsafe fn collective(
         let place = unsafe { Place::of(output) };
         may_block(function)?;
         // SAFETY: as above.
-        let (group, tensor) = unsafe { (handle("group", group)?, handle("tensor", tensor)?) };
-        let group = group.tagged(tag)?;
-        let brought = || Ok((operator?, tensor.to_tensor()?, place?));
+        let group = unsafe { handle("group", group) }?.tagged(tag)?;
+        let brought = || {
+            // SAFETY: as above.
+            let tensor = unsafe { handle("tensor", tensor) }?;
+            Ok((operator?, tensor.to_tensor()?, place?))
+        };
         let brought: Result<_, Status> = brought();
         let (operator, tensor, place) = brought.inspect_err(|_| group.refuse())?;
         let found = run(&group, operator, tensor, place)?;

@@ -2,7 +2,8 @@
 //! what stands behind it.
 //!
 //! Programs in Rust find here what the other crates do not have: facts of the machine, the log of a
-//! process, the start of an engine that tells that log of itself, and groups as C holds them.
+//! process, the start and the end of an engine that tells that log of itself, and groups as C holds
+//! them.
 //!
 //! Opaque handles, codes, ownership in the names, null checked, no unwinding across the boundary.
 #![deny(unsafe_code)]
@@ -16,6 +17,7 @@ mod engine;
 pub mod facts;
 mod flight;
 pub mod group;
+pub mod held;
 mod layout;
 pub mod log;
 mod metrics;

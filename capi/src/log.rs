@@ -5,9 +5,10 @@
 use std::ffi::{CString, c_char, c_void};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Once, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Once, PoisonError, RwLock};
 use std::time::Duration;
 
+use grpcxx_memory::forks::PerProcess;
 use grpcxx_runtime::log::{LogQueue, admit};
 use tracing::field::{Field, Visit};
 use tracing::metadata::LevelFilter;
@@ -23,6 +24,14 @@ type LogFn = extern "C" fn(*mut c_void, i32, *const c_char, *const c_char);
 
 /// Takes lines of a level (1: error, to 5: trace) and a module, on a thread that does nothing else.
 pub type Sink = Arc<dyn Fn(i32, &str, &str) + Send + Sync>;
+
+/// The log of one process: its thread and who takes the lines. In a child it goes on with whoever
+/// took those of its parent, on a thread of the child.
+struct Log {
+    /// Without a thread there is no log; whoever lacks one hears so from the engine's start.
+    queue: Option<LogQueue<CLine>>,
+    target: RwLock<Option<Target>>,
+}
 
 /// Where lines go.
 #[derive(Clone)]
@@ -45,6 +54,20 @@ struct CLine {
     level: i32,
     module: CString,
     message: CString,
+}
+
+impl Log {
+    /// That of this process.
+    fn own() -> &'static Self {
+        LOG.get_or_make(|parents| {
+            // None if it was about to change at the fork.
+            let target = parents.and_then(|parents| parents.target.try_read().ok()?.clone());
+            Self {
+                queue: LogQueue::start(deliver).ok(),
+                target: RwLock::new(target),
+            }
+        })
+    }
 }
 
 /// Hands the events of all crates of the engine to the thread that calls C.
@@ -87,12 +110,13 @@ impl Subscriber for Lines {
     }
 
     fn event(&self, event: &Event<'_>) {
-        let Some(queue) = QUEUE.get() else {
+        let log = Log::own();
+        let Some(queue) = &log.queue else {
             return;
         };
         // It is held until the line is in the queue: who changes the target then knows that all
         // lines for the old one are there.
-        let target = TARGET.read().unwrap_or_else(PoisonError::into_inner);
+        let target = log.target.read().unwrap_or_else(PoisonError::into_inner);
         let Some(target) = target.clone() else {
             return;
         };
@@ -172,7 +196,7 @@ fn deliver(line: CLine) -> bool {
 /// Gives the lines logged so far a short time to reach who takes them, and says whether they have;
 /// callbacks, which must not block, give them none.
 pub fn flush() -> bool {
-    match QUEUE.get() {
+    match LOG.get().and_then(|log| log.queue.as_ref()) {
         Some(queue) => !is_calling_back() && queue.flush(FLUSH_TIMEOUT),
         None => true,
     }
@@ -187,7 +211,8 @@ pub fn send_to(level: u8, sink: Option<Sink>) {
 /// Sends what is logged from now on to `to`. Lines logged before reach the old target or are given
 /// up.
 fn set_target(to: Option<Receiver>) {
-    let mut current = TARGET.write().unwrap_or_else(PoisonError::into_inner);
+    let target = &Log::own().target;
+    let mut current = target.write().unwrap_or_else(PoisonError::into_inner);
     let number = TARGETS.fetch_add(1, Ordering::Relaxed);
     *current = to.map(|to| Target { to, number });
     drop(current);
@@ -198,10 +223,6 @@ fn set_target(to: Option<Receiver>) {
 
 fn change(level: u8, to: Option<Receiver>) {
     INSTALL.call_once(|| {
-        // Without a thread there is no log; whoever lacks one hears so from the engine's start.
-        if let Ok(queue) = LogQueue::start(deliver) {
-            let _ = QUEUE.set(queue);
-        }
         // A Rust program that holds this crate may have a subscriber of its own, which then stays.
         let _ = set_global_default(Arc::new(Lines));
     });
@@ -216,11 +237,10 @@ fn change(level: u8, to: Option<Receiver>) {
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 static LEVEL: AtomicU8 = AtomicU8::new(0);
-static TARGET: RwLock<Option<Target>> = RwLock::new(None);
 static TARGETS: AtomicU64 = AtomicU64::new(0);
 /// Lines for targets with lower numbers are not delivered any more.
 static GIVEN_UP_BELOW: AtomicU64 = AtomicU64::new(0);
-static QUEUE: OnceLock<LogQueue<CLine>> = OnceLock::new();
+static LOG: PerProcess<Log> = PerProcess::new();
 static INSTALL: Once = Once::new();
 
 #[unsafe(no_mangle)]

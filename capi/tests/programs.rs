@@ -105,6 +105,16 @@ fn forks() {
 }
 
 #[test]
+fn frees() {
+    run_program("frees", &PLAIN);
+}
+
+#[test]
+fn frees_under_the_address_sanitizer() {
+    run_program("frees", &ADDRESSES);
+}
+
+#[test]
 fn structures_lie_in_c_as_they_lie_here() {
     run_program("layout", &PLAIN);
 }

@@ -117,6 +117,21 @@ impl Description {
         bytes
     }
 
+    /// A number that descriptions share which agree, but for the number of the operation, and
+    /// others hardly ever do.
+    pub(crate) fn digest(&self) -> u32 {
+        let read = self.as_read();
+        let op = read.op.map_or(0, |op| op as u64);
+        let what = [
+            read.kind as u64,
+            op,
+            u64::from(read.dtype.number()),
+            u64::from(read.root),
+        ];
+        let digest = digest(&what) ^ read.digest;
+        (digest ^ digest >> 32) as u32
+    }
+
     /// Compares this description, of `own` rank, with that of rank `other`.
     ///
     /// # Errors
@@ -221,9 +236,10 @@ impl fmt::Display for Read {
     }
 }
 
-/// FNV-1a over the dimensions: equal shapes have equal digests in all processes.
-fn digest(dims: &[u64]) -> u64 {
-    let bytes = dims.iter().flat_map(|dim| dim.to_le_bytes());
+/// FNV-1a over numbers, such as the dimensions of a shape: equal ones have equal digests in all
+/// processes.
+fn digest(numbers: &[u64]) -> u64 {
+    let bytes = numbers.iter().flat_map(|number| number.to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
@@ -280,6 +296,38 @@ mod tests {
         let ours = description(&[1, 1, 1, 1, 2, 3]);
         let theirs = description(&[1, 1, 1, 1, 3, 2]);
         assert!(ours.check(0, 1, &theirs.to_bytes()).is_err());
+    }
+
+    #[test]
+    fn digests_tell_what_was_called_and_not_when() {
+        let ours = description(&[2, 3]);
+        let later = Description {
+            number: 9,
+            ..ours.clone()
+        };
+        assert_eq!(later.digest(), ours.digest());
+        let others = [
+            Description {
+                kind: Kind::Reduce,
+                ..ours.clone()
+            },
+            Description {
+                op: Some(ReduceOp::Max),
+                ..ours.clone()
+            },
+            Description {
+                dtype: DType::Int32,
+                ..ours.clone()
+            },
+            Description {
+                root: 1,
+                ..ours.clone()
+            },
+            description(&[3, 2]),
+        ];
+        for other in others {
+            assert_ne!(other.digest(), ours.digest(), "{other:?}");
+        }
     }
 
     #[test]

@@ -265,20 +265,27 @@ impl Group {
     }
 
     /// Leaves the group, once the others have what this rank has sent; a forked child lets go of
-    /// it. Operations that begin later fail on all ranks, and name this one. If the group has
-    /// failed, this waits until the others have heard why, for 2 seconds at most.
+    /// it. Operations that begin later, through clones too, fail on all ranks, and name this one.
+    /// If the group has failed, this waits until the others have heard why, for 2 seconds at most.
+    /// It never takes longer than an operation may.
     ///
     /// # Errors
-    /// `DEADLINE_EXCEEDED` if a rank does not take what was sent within the time of an operation;
-    /// this one has left all the same.
+    /// `DEADLINE_EXCEEDED` if a rank does not take what was sent in that time, though the group has
+    /// not failed; this one has left all the same.
     pub fn leave(self) -> Result<(), Status> {
         if self.member.client.inherited().is_some() {
             // In a forked child, which has no thread that could give back what this one needs.
             std::mem::forget(self);
             return Ok(());
         }
-        match self.member.leave().recv_timeout(self.member.patience) {
+        let most = match self.failure() {
+            Some(_) => self.member.farewell_wait(),
+            None => self.member.patience,
+        };
+        match self.member.leave().recv_timeout(most) {
             Ok(()) | Err(RecvTimeoutError::Disconnected) => Ok(()),
+            // What was sent is of no use any more.
+            Err(RecvTimeoutError::Timeout) if self.failure().is_some() => Ok(()),
             Err(RecvTimeoutError::Timeout) => {
                 let text = "the other ranks did not take all that this one has sent";
                 Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline))
@@ -495,15 +502,15 @@ impl GroupBuilder {
     }
 
     /// How long an operation may go on without a message of the ranks that it waits for. Default:
-    /// 60 s.
+    /// 60 s; a century at most.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
-    /// How long the ranks may take to meet. Default: 60 s.
+    /// How long the ranks may take to meet. Default: 60 s; a century at most.
     pub fn join_timeout(mut self, timeout: Duration) -> Self {
-        self.join_timeout = timeout;
+        self.join_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
@@ -538,7 +545,7 @@ impl JoiningGroup {
     pub fn wait(self) -> Result<Group, Status> {
         let (member, boards) = self.0.wait()?;
         let group = Group {
-            member: Arc::new(member),
+            member,
             tag: 0,
             told: Arc::default(),
         };
@@ -574,3 +581,6 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 
 /// How long the ranks may take to meet.
 const JOIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
+
+/// Longer times than a century are as good as it, and clocks go on for so long.
+const TIMEOUT_MAX: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);

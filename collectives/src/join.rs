@@ -6,16 +6,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use grpcxx_rpc::{Code, GraphCall, Reason, Status, Text};
+use grpcxx_rpc::{Code, Fetched, GraphCall, Reason, Status, Text};
 use grpcxx_runtime::{Client, Engine, Function, Peer, Remote, SharedMemory};
 
 use crate::boards::{Boards, Offer, Refused};
 use crate::group::GroupBuilder;
-use crate::meeting::Meeting;
-use crate::member::{Member, Names, Who};
+use crate::meeting::{Meeting, not_full};
+use crate::member::{Answers, Member, Names, Who};
 use crate::place;
 use crate::plan::DIRECT_RANKS_MAX;
-use crate::roll::{Greeting, Roll, invalid};
+use crate::roll::{Greeting, MISSING, Roll, invalid, text_of};
 
 /// A rank that is about to meet the others.
 pub(crate) struct Joining {
@@ -23,6 +23,7 @@ pub(crate) struct Joining {
     client: Client,
     road: Road,
     offer: Result<Offer, Refused>,
+    answers: Arc<Answers>,
 }
 
 /// Whether the ranks of a group can show each other what they bring.
@@ -68,6 +69,9 @@ impl Joining {
             incarnation: engine.incarnation(),
             board: offer.as_ref().map_or("", |offer| offer.told()).to_owned(),
         };
+        let answers = Arc::new(Answers::default());
+        let name = Answers::name(&builder.name, rank);
+        engine.register(name, Arc::clone(&answers) as Arc<dyn Function>);
         let function = Text::from(format!("{FUNCTION}/{}", builder.name));
         let generation = builder.generation;
         let road = if rank == 0 {
@@ -89,14 +93,22 @@ impl Joining {
             client: engine.client(),
             road,
             offer,
+            answers,
         })
     }
 
     /// Waits until all have met.
-    pub(crate) fn wait(self) -> Result<(Member, Found), Status> {
+    pub(crate) fn wait(self) -> Result<(Arc<Member>, Found), Status> {
         let roll = match &self.road {
             Road::Host(meeting) => meeting.wait(self.builder.join_timeout)?,
-            Road::Guest(remote, call) => ask(&self.builder, remote, call)?,
+            Road::Guest(remote, call) => {
+                let way = Way {
+                    builder: &self.builder,
+                    client: &self.client,
+                    remote,
+                };
+                way.ask(call)?
+            }
         };
         let (rank, client) = (self.builder.rank, self.client);
         let own = client.own_peer(roll.step_id);
@@ -118,15 +130,16 @@ impl Joining {
             (!is_own).then(peer).transpose()
         });
         let peers: Vec<Option<Peer>> = peers.collect::<Result<_, Status>>()?;
-        let names = Names::new(rank, &roll.ranks)?;
-        let member = Member::new(
+        let names = Names::new(&self.builder.name, rank, &roll.ranks)?;
+        let member = Arc::new(Member::new(
             (rank, self.builder.size),
             client,
             (roll.step_id, shard),
             (own, peers),
             names,
             self.builder.timeout,
-        );
+        ));
+        self.answers.speak_for(&member);
         Ok((member, found(rank, self.offer, &roll.ranks)))
     }
 }
@@ -162,41 +175,75 @@ fn found(rank: u32, offer: Result<Offer, Refused>, ranks: &[Who]) -> Found {
     }
 }
 
-/// Asks rank 0 until all have come.
-fn ask(builder: &GroupBuilder, remote: &Remote, call: &GraphCall) -> Result<Roll, Status> {
-    let until = Instant::now() + builder.join_timeout;
-    loop {
+/// The way of a rank to rank 0.
+struct Way<'a> {
+    builder: &'a GroupBuilder,
+    client: &'a Client,
+    remote: &'a Remote,
+}
+
+impl Way<'_> {
+    /// Asks rank 0 until all have come, or the time is over.
+    fn ask(&self, call: &GraphCall) -> Result<Roll, Status> {
+        let until = Instant::now() + self.builder.join_timeout;
+        let mut hindrance = None;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let text = hindrance.unwrap_or_else(|| "there was no answer".to_owned());
+                return Err(self.late(&text));
+            }
+            let status = match self.ask_once(call, left) {
+                Ok(answer) => return Roll::of(answer, self.builder),
+                Err(status) => status,
+            };
+            // Somebody else may listen there before rank 0 does, such as a proxy, or rank 0 itself
+            // in the generation before.
+            let may_come = status.code == Code::NotFound
+                || matches!(
+                    status.reason,
+                    Reason::NoConnection | Reason::ConnectionLost | Reason::PeerViolation
+                );
+            match status.reason {
+                Reason::Deadline => _ = hindrance.get_or_insert(status.message.to_string()),
+                _ if may_come => hindrance = Some(status.message.to_string()),
+                _ => return Err(status),
+            }
+            std::thread::sleep(RETRY_TIME.min(left));
+        }
+    }
+
+    /// Asks rank 0 once. Who waits until the end learns which ranks are missing, if rank 0 says so.
+    fn ask_once(&self, call: &GraphCall, left: Duration) -> Result<Fetched, Status> {
+        let until = Instant::now() + left;
+        let mut answer = self.remote.clone().with_timeout(left).run(call.clone());
+        let shard = self.remote.peer().shard();
+        let most = left - ANSWER_TIME.min(left / 4);
+        if let Some(answer) = self.client.wait(shard, &mut answer, Some(most)) {
+            return answer;
+        }
         let left = until.saturating_duration_since(Instant::now());
-        // Rank 0 says which ranks are missing, so it may answer a little later.
-        let timeout = left + ANSWER_TIME;
-        let status = match remote
-            .clone()
-            .with_timeout(timeout)
-            .run(call.clone())
-            .wait()
-        {
-            Ok(answer) => return Roll::of(answer, builder),
-            Err(status) => status,
-        };
-        // Somebody else may listen there before rank 0 does, such as a proxy, or rank 0 itself in
-        // the generation before.
-        let may_come = status.code == Code::NotFound
-            || matches!(
-                status.reason,
-                Reason::NoConnection | Reason::ConnectionLost | Reason::PeerViolation
-            );
-        if may_come && Instant::now() < until {
-            std::thread::sleep(RETRY_TIME);
-            continue;
+        let question = GraphCall::new(call.graph_handle.clone()).with_fetch(MISSING);
+        let told = self.remote.clone().with_timeout(left).run(question).wait();
+        let missing = told.and_then(|told| text_of(told.get(MISSING)?));
+        match (answer.wait(), missing) {
+            (Err(status), Ok(missing)) if status.reason == Reason::Deadline => {
+                let GroupBuilder {
+                    name, join_timeout, ..
+                } = self.builder;
+                Err(not_full(name, *join_timeout, &missing))
+            }
+            (answer, _) => answer,
         }
-        if !may_come && status.reason != Reason::Deadline {
-            return Err(status);
-        }
+    }
+
+    fn late(&self, hindrance: &str) -> Status {
+        let builder = self.builder;
         let text = format!(
-            "rank {} did not meet the group {:?} at {} within {:?}: {}",
-            builder.rank, builder.name, builder.rendezvous, builder.join_timeout, status.message
+            "rank {} did not meet the group {:?} at {} within {:?}: {hindrance}",
+            builder.rank, builder.name, builder.rendezvous, builder.join_timeout
         );
-        return Err(Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline));
+        Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
     }
 }
 
@@ -209,7 +256,7 @@ const RANKS_MAX: u32 = 4096;
 /// Longest name of a group.
 const NAME_BYTES_MAX: usize = 200;
 
-/// How long rank 0 may take to say that the time is over.
+/// How long before the end of the time rank 0 is asked which ranks are missing.
 const ANSWER_TIME: Duration = Duration::from_secs(2);
 
 /// Time from a meeting that is not there yet to the next attempt.

@@ -23,11 +23,31 @@ pub(crate) enum Slot {
     /// What was called, and small arrays with it.
     Hello,
     /// A piece that is yet to be combined.
-    Part { chunk: u32, piece: u32 },
+    Part(Spot),
     /// A piece that is finished.
-    Whole { chunk: u32, piece: u32 },
+    Whole(Spot),
     /// A bell, with the number of it in place of the operation's: the rank shows something.
     Bell,
+}
+
+/// Where a piece belongs. In a large group a rank may ask one that calls something else, before it
+/// hears so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Spot {
+    /// The digest of what was called.
+    pub(crate) called: u32,
+    pub(crate) chunk: u32,
+    pub(crate) piece: u32,
+}
+
+impl Spot {
+    fn of(called: u32, route: &Route, piece: &Piece) -> Self {
+        Self {
+            called,
+            chunk: route.chunk,
+            piece: piece.number,
+        }
+    }
 }
 
 /// What an operation asks for.
@@ -51,6 +71,8 @@ pub(crate) struct Machine {
     plan: Plan,
     scheme: Scheme,
     description: Description,
+    /// Its digest, once partners have called the same.
+    called: u32,
     arithmetic: Option<(ReduceOp, Arithmetic)>,
     input: Buffer,
     routes: Vec<Route>,
@@ -133,6 +155,7 @@ impl Machine {
             plan,
             scheme,
             description,
+            called: 0,
             input,
         };
         machine.hellos_missing = machine.partners.len();
@@ -289,18 +312,6 @@ impl Machine {
         Some(expected.from)
     }
 
-    /// Whether those that it waits for wait for no other rank: they have not called, or have yet to
-    /// send what they bring.
-    pub(crate) fn waits_at_first_hand(&self) -> bool {
-        self.hellos_missing > 0 || self.speaks_with_all() && self.waits_for_parts()
-    }
-
-    /// Whether this rank compares what was called with all others, which then send what they bring
-    /// to whoever combines it.
-    pub(crate) fn speaks_with_all(&self) -> bool {
-        self.partners.len() + 1 == self.hellos.len()
-    }
-
     fn waits_for_parts(&self) -> bool {
         self.missing(&self.parts).next().is_some()
     }
@@ -337,7 +348,9 @@ impl Machine {
             if route.order.is_empty() && route.from.is_none() {
                 continue;
             }
-            for (number, start) in (0..route.bytes).step_by(piece_bytes).enumerate() {
+            // What is empty is one piece.
+            let starts = (0..route.bytes.max(1)).step_by(piece_bytes);
+            for (number, start) in starts.enumerate() {
                 self.pieces.push(Piece {
                     route: index as u32,
                     number: number as u32,
@@ -438,21 +451,10 @@ impl Machine {
 
     /// All partners have called the same: sends what this rank has, and asks for what it has not.
     fn exchange(&mut self, effects: &mut Vec<Effect>) {
-        if self.scheme == Scheme::Exchange {
-            for index in 0..self.receives.len() {
-                let Expected {
-                    piece,
-                    from,
-                    source,
-                    ..
-                } = self.receives[index];
-                self.receives[index].is_here = true;
-                let (Some(source), Some(data)) = (source, &self.hellos[from as usize]) else {
-                    continue;
-                };
-                let piece = &mut self.pieces[piece as usize];
-                piece.parts[source as usize] = Some(data.slice(piece.range.clone()));
-                piece.parts_missing -= 1;
+        match self.scheme {
+            Scheme::Exchange => self.take_exchanged(),
+            Scheme::Owners | Scheme::Ring | Scheme::Tree | Scheme::Segments => {
+                self.called = self.description.digest();
             }
         }
         for index in 0..self.pieces.len() {
@@ -464,6 +466,25 @@ impl Machine {
         }
         if self.scheme != Scheme::Exchange {
             self.receive_more(effects);
+        }
+    }
+
+    /// Takes what came with the descriptions.
+    fn take_exchanged(&mut self) {
+        for index in 0..self.receives.len() {
+            let Expected {
+                piece,
+                from,
+                source,
+                ..
+            } = self.receives[index];
+            self.receives[index].is_here = true;
+            let (Some(source), Some(data)) = (source, &self.hellos[from as usize]) else {
+                continue;
+            };
+            let piece = &mut self.pieces[piece as usize];
+            piece.parts[source as usize] = Some(data.slice(piece.range.clone()));
+            piece.parts_missing -= 1;
         }
     }
 
@@ -480,18 +501,12 @@ impl Machine {
                 window.under_way += 1;
                 let expected = self.receives[ticket as usize];
                 let piece = &self.pieces[expected.piece as usize];
-                let (chunk, number) = (self.routes[piece.route as usize].chunk, piece.number);
+                let spot = Spot::of(self.called, &self.routes[piece.route as usize], piece);
                 effects.push(Effect::Receive {
                     from: expected.from,
                     slot: match is_part {
-                        true => Slot::Part {
-                            chunk,
-                            piece: number,
-                        },
-                        false => Slot::Whole {
-                            chunk,
-                            piece: number,
-                        },
+                        true => Slot::Part(spot),
+                        false => Slot::Whole(spot),
                     },
                     ticket,
                 });

@@ -10,7 +10,7 @@ use grpcxx_rpc::{Code, GraphCall, NamedTensors, Reason, RendezvousKey, Status};
 use grpcxx_runtime::{Function, RequestWatch, Responder};
 
 use crate::member::Who;
-use crate::roll::{Greeting, Roll, answer, invalid};
+use crate::roll::{Greeting, MISSING, Roll, answer, invalid, told_missing};
 
 /// The meeting, at rank 0.
 pub(crate) struct Meeting {
@@ -63,27 +63,27 @@ impl State {
         is_full(self)
     }
 
-    /// Who is missing at the end of the time.
-    fn missing(&mut self, meeting: &Meeting, waited: Duration) -> Status {
+    /// Who is missing now.
+    fn missing(&mut self, size: u32) -> String {
         self.arrivals.retain(|_, arrival| arrival.is_here());
-        let missing = (0..meeting.size).filter(|rank| !self.arrivals.contains_key(rank));
+        let missing = (0..size).filter(|rank| !self.arrivals.contains_key(rank));
         let missing: Vec<u32> = missing.collect();
         let shown = missing.iter().take(MISSING_SHOWN_MAX);
         let shown: Vec<String> = shown.map(u32::to_string).collect();
-        let text = format!(
-            "the group {:?} did not get full within {waited:?}: {} of {} ranks are missing ({}{})",
-            meeting.name,
-            missing.len(),
-            meeting.size,
-            shown.join(", "),
-            if missing.len() > shown.len() {
-                ", ..."
-            } else {
-                ""
-            },
-        );
-        Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
+        let more = if missing.len() > shown.len() {
+            ", ..."
+        } else {
+            ""
+        };
+        let (count, shown) = (missing.len(), shown.join(", "));
+        format!("{count} of {size} ranks are missing ({shown}{more})")
     }
+}
+
+/// Why a group does not begin.
+pub(crate) fn not_full(name: &str, waited: Duration, missing: &str) -> Status {
+    let text = format!("the group {name:?} did not get full within {waited:?}: {missing}");
+    Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline)
 }
 
 impl Meeting {
@@ -121,7 +121,7 @@ impl Meeting {
         }
         let end = match state.arrivals.len() == self.size as usize {
             true => Roll::new(state.arrivals.values().map(|arrival| arrival.who.clone())),
-            false => Err(state.missing(self, timeout)),
+            false => Err(not_full(&self.name, timeout, &state.missing(self.size))),
         };
         state.end = Some(end.clone());
         let responders = state.arrivals.values_mut();
@@ -228,6 +228,10 @@ impl Function for Meeting {
     }
 
     fn start(&self, call: GraphCall, responder: Responder) {
+        if call.fetches.iter().any(|name| *name == MISSING) {
+            let missing = self.state().missing(self.size);
+            return responder.answer(told_missing(&missing));
+        }
         let greeting = Greeting::of(&call);
         let checked = greeting.and_then(|greeting| self.check(&greeting).map(|()| greeting));
         match checked {

@@ -10,12 +10,14 @@ mod lane;
 mod lost;
 mod names;
 mod outbox;
+mod questions;
 mod tokens;
+mod waits;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::Duration;
 
 use grpcxx_memory::{Buffer, BufferMut};
@@ -26,12 +28,15 @@ pub(crate) use self::by_boards::Lookout;
 use self::due::{Due, advance, advance_and, succeed};
 use self::lane::{Entry, Lane};
 use self::lost::{Lost, is_gone, left};
+use self::names::Place;
 pub(crate) use self::names::{Names, Who};
-use self::outbox::{Kept, Outbox};
+use self::outbox::{Kept, Outbox, Unsent};
+pub(crate) use self::questions::Answers;
 use self::tokens::{
     ABSENCE, FAREWELL, HELLO, TIMER, asked_ahead, partner_of_farewell, parts_of, rank_of_absence,
     token,
 };
+use self::waits::Words;
 use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::{Ending, LOOK_TIME};
@@ -70,19 +75,20 @@ struct State {
     is_looked_for: bool,
     /// What has not left yet, and no operation waits for, holds it too.
     unsent: Option<Arc<Unsent>>,
+    /// Who is to hear that this rank has left, while it is about to.
+    leavers: Vec<mpsc::Sender<()>>,
+    /// What this rank waits for that leaves.
+    leaving: Weak<Unsent>,
     /// Partners that may not have heard yet why the group is over.
     unaware: BTreeMap<u32, Arc<Unsent>>,
     outbox: Outbox,
+    /// What those say that keep this rank waiting.
+    words: Words,
     /// Ranks that tell this one when they are lost to the group.
     attended: BTreeSet<u32>,
     /// Ranks that hear nothing any more.
     gone: BTreeSet<u32>,
 }
-
-/// What is on its way, and what is to be done when it has left: descriptions, what this rank has
-/// combined for others, and why the group is over.
-#[derive(Default)]
-struct Unsent(Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
 impl Member {
     pub(crate) fn new(
@@ -208,11 +214,24 @@ impl Member {
         let member = Arc::clone(self);
         let close = move || {
             member.close(status);
-            // Whoever left may not wait any more.
-            let _ = sender.send(());
+            let leavers = std::mem::take(&mut member.state().leavers);
+            for sender in leavers {
+                // Whoever left may not wait any more.
+                let _ = sender.send(());
+            }
         };
-        let unsent = self.state().unsent.take().unwrap_or_default();
-        *lock(&unsent.0) = Some(Box::new(close));
+        let mut state = self.state();
+        state.leavers.push(sender);
+        if state.leavers.len() > 1 {
+            // Another clone of the group leaves, and waits for all that was sent.
+            return receiver;
+        }
+        let unsent = state.unsent.take().unwrap_or_default();
+        // Whoever finds that this rank leaves finds what is to be done then, too.
+        unsent.then(close);
+        state.leaving = Arc::downgrade(&unsent);
+        drop(state);
+        drop(unsent);
         receiver
     }
 
@@ -274,7 +293,7 @@ impl Member {
                     let Some(peer) = &self.peers[from as usize] else {
                         continue;
                     };
-                    let key = self.names.key(from, self.rank, (tag, number, slot));
+                    let key = self.names.key(from, self.rank, Place { tag, number, slot });
                     let token = token(tag, number, ticket);
                     shard.receive(peer, self.step_id, &key, None, Arc::clone(self), token);
                 }
@@ -285,10 +304,10 @@ impl Member {
                     outlives,
                 } => {
                     has_begun = true;
-                    let key = self.names.key(self.rank, to, (tag, number, slot));
+                    let key = self.names.key(self.rank, to, Place { tag, number, slot });
                     let data = match slot {
                         Slot::Bell => data,
-                        Slot::Hello | Slot::Part { .. } | Slot::Whole { .. } => {
+                        Slot::Hello | Slot::Part(_) | Slot::Whole(_) => {
                             self.attend(to, shard);
                             self.kept(to, data, outlives)
                         }
@@ -328,30 +347,41 @@ impl Member {
 
     /// Ends the group, here and for all who ask this rank: each of them does the same. A program
     /// that hears of it may end at once, so each partner is asked for a farewell, which comes when
-    /// it has heard too: until then [`Member::leave`] waits.
+    /// it has heard too: until then [`Member::leave`] waits, and for nothing else any more.
     fn fail(self: &Arc<Self>, status: Status, shard: &mut ShardContext<'_>) {
         let mut partners = Plan::partners(self.rank, self.size);
+        let unsent = Arc::<Unsent>::default();
         {
             let mut state = self.state();
             if state.over.is_some() {
                 return;
             }
             partners.retain(|rank| !state.gone.contains(rank));
-            let unsent = Arc::clone(state.unsent.get_or_insert_default());
             let unaware = partners.iter().map(|&rank| (rank, Arc::clone(&unsent)));
             state.unaware = unaware.collect();
+            match state.leaving.upgrade().and_then(|before| before.take()) {
+                Some(leaves) => unsent.then(leaves),
+                None => state.unsent = Some(Arc::clone(&unsent)),
+            }
         }
+        // Whoever leaves locks the state, if nobody is to hear.
+        drop(unsent);
         self.end(status, shard);
         for from in partners {
             match &self.peers[from as usize] {
                 Some(peer) => {
                     let key = self.names.farewell(from, self.rank);
-                    let (token, wait) = (FAREWELL | u64::from(from), Some(FAREWELL_WAIT_MAX));
+                    let (token, wait) = (FAREWELL | u64::from(from), Some(self.farewell_wait()));
                     shard.receive(peer, self.step_id, &key, wait, Arc::clone(self), token);
                 }
                 None => self.has_heard(from),
             }
         }
+    }
+
+    /// How long a rank that leaves a group which has failed waits for partners to hear of it.
+    pub(crate) fn farewell_wait(&self) -> Duration {
+        FAREWELL_WAIT_MAX.min(self.patience)
     }
 
     /// Ends the group, here and for all who ask this rank.
@@ -525,15 +555,6 @@ impl CompletionHandler for Member {
     }
 }
 
-impl Drop for Unsent {
-    fn drop(&mut self) {
-        let close = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(close) = close.take() {
-            close();
-        }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -547,7 +568,7 @@ fn message(data: Buffer) -> Tensor {
     }
 }
 
-/// How long a rank that leaves a group which has failed waits for partners to hear of it.
+/// Longest [`Member::farewell_wait`].
 const FAREWELL_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// How often it is looked for ranks that do not answer, in the time that they may take.
@@ -561,9 +582,6 @@ pub(crate) const AGREEMENT_TAG: u16 = u16::MAX;
 
 /// Most operations that wait under one tag.
 const OPERATIONS_MAX: usize = 4096;
-
-/// The key of a message: a text that holds both ranks, the tag and the place in the operation.
-pub(crate) type Place = (u16, u64, Slot);
 
 /// A key of the step.
 pub(crate) type Key = Text;

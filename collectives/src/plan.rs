@@ -19,7 +19,8 @@ pub(crate) enum Scheme {
     Owners,
     /// Chunks go round from rank to rank, once to be combined, once to be spread.
     Ring,
-    /// The whole array goes up a tree of ranks to be combined, and down to be spread.
+    /// The whole array goes up a tree of ranks to be combined, and down to be spread. That of a
+    /// barrier is empty: when it comes down, all have called.
     Tree,
     /// By boards alone: each rank combines its chunk of each segment, and shows it.
     Segments,
@@ -104,7 +105,9 @@ impl Plan {
     }
 
     /// The ranks with which this one compares what was called. In a small group these are all; in
-    /// a large one they are its neighbours in a tree, which connect all of them.
+    /// a large one they are its neighbours in a tree, which connect all of them. What it sends of
+    /// an operation, it sends once these have begun it: a rank three steps away in the tree may
+    /// still be two operations behind then.
     pub(crate) fn partners(rank: u32, size: u32) -> Vec<u32> {
         if size <= DIRECT_RANKS_MAX {
             return (1..size).map(|ahead| (rank + ahead) % size).collect();
@@ -127,14 +130,13 @@ impl Plan {
         let is_small =
             self.bytes <= bytes_max && self.bytes.saturating_mul(others) <= bytes_in_all_max;
         match self.kind {
-            Kind::Barrier => Scheme::Exchange,
             _ if self.size <= DIRECT_RANKS_MAX && is_small => Scheme::Exchange,
             Kind::AllReduce if self.has_boards => Scheme::Segments,
             _ if self.size <= DIRECT_RANKS_MAX => Scheme::Owners,
             Kind::AllReduce if self.bytes / self.size as usize >= RING_CHUNK_BYTES_MIN => {
                 Scheme::Ring
             }
-            Kind::AllReduce | Kind::Reduce | Kind::Broadcast => Scheme::Tree,
+            Kind::AllReduce | Kind::Reduce | Kind::Broadcast | Kind::Barrier => Scheme::Tree,
             Kind::ReduceScatter
             | Kind::AllGather
             | Kind::Gather
@@ -175,7 +177,8 @@ impl Plan {
             Scheme::Tree => vec![self.tree()],
             Scheme::Segments => Vec::new(),
         };
-        routes.retain(|route| route.bytes > 0);
+        // A barrier has no array, and waits for empty messages.
+        routes.retain(|route| route.bytes > 0 || self.kind == Kind::Barrier);
         routes
     }
 

@@ -1,7 +1,7 @@
 //! What ranks tell each other when they meet: each who it is, and rank 0 who all are.
 
 use grpcxx_memory::Buffer;
-use grpcxx_rpc::{Code, Fetched, GraphCall, Response, Shape, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Fetched, GraphCall, NamedTensors, Response, Shape, Status, Tensor, Text};
 
 use crate::group::GroupBuilder;
 use crate::member::Who;
@@ -39,11 +39,7 @@ impl Greeting {
     }
 
     pub(crate) fn of(call: &GraphCall) -> Result<Self, Status> {
-        let text = |name: &str| {
-            let texts = texts_of(call.feed(name)?)?;
-            let first = texts.into_iter().next();
-            first.ok_or_else(|| invalid(format!("{name} is empty")))
-        };
+        let text = |name: &str| text_of(call.feed(name)?);
         Ok(Self {
             rank: call.feed("rank")?.value()?,
             size: call.feed("size")?.value()?,
@@ -128,6 +124,12 @@ pub(crate) fn answer(end: &Result<Roll, Status>) -> Result<Response, Status> {
         .map(|results| Response::Fetched(results.into()))
 }
 
+/// What rank 0 says of the ranks that are missing.
+pub(crate) fn told_missing(text: &str) -> Result<Response, Status> {
+    let told = (Text::from(MISSING), texts(&[text])?);
+    Ok(Response::Fetched(NamedTensors::from_iter([told])))
+}
+
 fn texts(texts: &[&str]) -> Result<Tensor, Status> {
     let bytes = texts.iter().map(|text| text.as_bytes());
     Tensor::from_strings(Shape::vector(texts.len()), bytes)
@@ -141,9 +143,18 @@ fn texts_of(tensor: &Tensor) -> Result<Vec<String>, Status> {
     tensor.strings()?.into_iter().map(text).collect()
 }
 
+/// The first text of a tensor.
+pub(crate) fn text_of(tensor: &Tensor) -> Result<String, Status> {
+    let first = texts_of(tensor)?.into_iter().next();
+    first.ok_or_else(|| invalid("a text of a rank is empty".to_owned()))
+}
+
 pub(crate) fn invalid(text: String) -> Status {
     Status::new(Code::InvalidArgument, text)
 }
+
+/// What a rank fetches that asks which ranks are missing.
+pub(crate) const MISSING: &str = "missing";
 
 const STEP: &str = "step";
 const ADDRESSES: &str = "addresses";

@@ -319,6 +319,38 @@ fn a_rank_that_does_not_call_is_named_in_time() {
 }
 
 #[test]
+fn a_rank_that_waits_for_another_one_is_not_named() {
+    for has_shared_memory in [true, false] {
+        let engines = engines(3, has_shared_memory);
+        let patience = Duration::from_millis(800);
+        let errors = together(
+            &engines,
+            |builder| builder.timeout(patience),
+            |group| {
+                // Rank 0 waits for both others, rank 1 under another tag for rank 2.
+                let waits = match group.rank() {
+                    0 => group.barrier(),
+                    1 => group.with_tag(1).barrier(),
+                    _ => {
+                        while group.failure().is_none() {
+                            thread::sleep(Duration::from_millis(5));
+                        }
+                        return group.failure().unwrap();
+                    }
+                };
+                waits.wait().unwrap_err()
+            },
+        );
+        for error in errors {
+            assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+            let named = error.message.matches(" (127.0.0.1:").count();
+            let is_alone = error.message.starts_with("rank 2 (127.0.0.1:") && named == 1;
+            assert!(is_alone, "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_is_named_by_later_operations_alone() {
     let engines = engines(2, true);
     let errors = together(
@@ -339,6 +371,28 @@ fn a_rank_that_leaves_is_named_by_later_operations_alone() {
 }
 
 #[test]
+fn ranks_may_wait_for_longer_than_a_clock_goes() {
+    let engines = engines(2, false);
+    // The second group needs shards that have seen the first one fail.
+    for generation in 0..2 {
+        let endless = |builder: GroupBuilder| {
+            let builder = builder.generation(generation).timeout(Duration::MAX);
+            builder.join_timeout(Duration::MAX)
+        };
+        let errors = together(&engines, endless, |group| {
+            group.barrier().wait().unwrap();
+            if group.rank() == 1 {
+                group.leave().unwrap();
+                return None;
+            }
+            Some(group.barrier().wait().unwrap_err())
+        });
+        let error = errors.into_iter().flatten().next().unwrap();
+        assert!(error.message.ends_with("has left the group"), "{error}");
+    }
+}
+
+#[test]
 fn groups_that_do_not_get_full_say_who_is_missing() {
     let engines = engines(3, true);
     let first = address(&engines[0]);
@@ -355,6 +409,26 @@ fn groups_that_do_not_get_full_say_who_is_missing() {
         let wanted = "2 of 4 ranks are missing (1, 3)";
         assert!(error.message.contains(wanted), "{error}");
     }
+}
+
+#[test]
+fn a_rank_whose_time_is_over_before_that_of_rank_0_is_told_who_is_missing() {
+    let engines = engines(2, true);
+    let first = address(&engines[0]);
+    let begin = |rank: u32, limit: Duration| {
+        let builder = Group::builder(rank, 4, first.clone()).join_timeout(limit);
+        builder.begin(&engines[rank as usize]).unwrap()
+    };
+    let limit = Duration::from_millis(700);
+    let waits = begin(0, 4 * limit);
+    let waits = thread::spawn(move || waits.wait().unwrap_err());
+    let began = Instant::now();
+    let error = begin(1, limit).wait().unwrap_err();
+    assert!(began.elapsed() < 2 * limit, "{:?}", began.elapsed());
+    assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+    let wanted = "within 700ms: 2 of 4 ranks are missing (2, 3)";
+    assert!(error.message.contains(wanted), "{error}");
+    waits.join().unwrap();
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use grpcxx_rpc::proto::*;
 use prost::Message;
 use tonic::metadata::{MetadataMap, MetadataValue};
@@ -89,8 +88,9 @@ impl MasterService for Master {
 /// As much of a `GraphDef` as it takes to see whether it is empty.
 #[derive(Clone, PartialEq, Message)]
 struct Graph {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    nodes: Vec<Bytes>,
+    /// Nothing is kept of a node, which may be as short as two bytes.
+    #[prost(message, repeated, tag = "1")]
+    nodes: Vec<()>,
 }
 
 /// The devices of all tasks that answered; the others are named beside the message, which has no
@@ -133,6 +133,7 @@ pub(crate) const UNREACHABLE_TASK: &str = "grpcxx-unreachable-task-bin";
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use grpcxx_rpc::Code;
 
     use super::*;

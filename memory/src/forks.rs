@@ -9,6 +9,8 @@
 //! go of: else the child would write into the parent's memory, and its peers would not hear that
 //! the parent is gone.
 
+mod per_process;
+
 use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
@@ -23,6 +25,8 @@ use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair,
 };
+
+pub use self::per_process::PerProcess;
 
 /// What a process has that its children must not have as it is.
 pub trait Inherited: Send + Sync {

@@ -2,13 +2,14 @@
 
 use std::fmt::Display;
 
+use grpcxx_collectives::ReduceOp;
 use grpcxx_rpc::Text;
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::request::text_of;
-use crate::status::invalid;
+use crate::status::{checked, invalid};
 
 /// A text that has an encoding.
 pub(crate) struct Word(pub(crate) Text);
@@ -39,6 +40,15 @@ pub(crate) fn size(value: &Bound<'_, PyAny>) -> PyResult<u32> {
 /// The rank that has or gets an array.
 pub(crate) fn root(value: &Bound<'_, PyAny>) -> PyResult<u32> {
     number("root", value, 0, u32::MAX)
+}
+
+/// How arrays are combined.
+pub(crate) fn op(value: &Bound<'_, PyAny>) -> PyResult<ReduceOp> {
+    let name = value.cast::<PyString>().map_err(|error| {
+        let text = format!("op must be a str: {error}");
+        PyTypeError::new_err(text)
+    })?;
+    checked(value.py(), ReduceOp::from_name(&text_of(name)?))
 }
 
 /// Which group of a name this is.

@@ -135,9 +135,8 @@ pub(crate) fn submit(
     completions: &Arc<Completions>,
     future: Py<PyAny>,
 ) -> PyResult<Py<Pending>> {
-    let report = completions.report();
-    let number = report.number();
-    let ending = Ending::new(Some(report));
+    let report = checked(py, completions.report())?;
+    let ending = Ending::new(Some(Arc::clone(&report)));
     let cancellation = Cancellation::new();
     let pending = Pending {
         future: Mutex::new(Some(future)),
@@ -147,7 +146,7 @@ pub(crate) fn submit(
         device,
     };
     let pending = Py::new(py, pending)?;
-    completions.keep(number, pending.clone_ref(py).into_any());
+    completions.keep(&report, pending.clone_ref(py).into_any());
     py.detach(|| departure.begin(&ending, &cancellation));
     Ok(pending)
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
+use grpcxx_rpc::{Code, Status};
 use pyo3::prelude::*;
 
 use crate::lock::lock;
@@ -17,7 +18,8 @@ pub(crate) struct Completions {
 #[derive(Default)]
 struct State {
     next: u64,
-    pending: HashMap<u64, Py<PyAny>>,
+    /// By the numbers of their reports. `None`: the call is about to begin.
+    pending: HashMap<u64, Option<Py<PyAny>>>,
     ended: Vec<u64>,
     is_closing: bool,
 }
@@ -29,19 +31,28 @@ pub(crate) struct Report {
 }
 
 impl Completions {
-    /// A number for a call that is about to begin.
-    pub(crate) fn report(self: &Arc<Self>) -> Report {
+    /// A number for a call that is about to begin. Until it was kept, or the report is gone, there
+    /// is one more to come.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` once this is closing, when nobody would end the call.
+    pub(crate) fn report(self: &Arc<Self>) -> Result<Arc<Report>, Status> {
         let mut state = lock(&self.state);
-        state.next += 1;
-        Report {
-            to: Arc::clone(self),
-            number: state.next,
+        if state.is_closing {
+            return Err(Status::new(Code::FailedPrecondition, "this is closed"));
         }
+        state.next += 1;
+        let number = state.next;
+        state.pending.insert(number, None);
+        Ok(Arc::new(Report {
+            to: Arc::clone(self),
+            number,
+        }))
     }
 
     /// Keeps a call until it has ended.
-    pub(crate) fn keep(&self, number: u64, call: Py<PyAny>) {
-        lock(&self.state).pending.insert(number, call);
+    pub(crate) fn keep(&self, report: &Report, call: Py<PyAny>) {
+        lock(&self.state).pending.insert(report.number, Some(call));
     }
 
     /// Waits for calls to end. None, if there are no more and there will be none.
@@ -52,7 +63,7 @@ impl Completions {
                 let ended = std::mem::take(&mut state.ended);
                 let calls = ended
                     .iter()
-                    .filter_map(|number| state.pending.remove(number));
+                    .filter_map(|number| state.pending.remove(number).flatten());
                 let calls: Vec<_> = calls.collect();
                 // A call may be told twice, and was taken the first time then.
                 if !calls.is_empty() {
@@ -75,12 +86,19 @@ impl Completions {
 }
 
 impl Report {
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
     pub(crate) fn tell(&self) {
         lock(&self.to.state).ended.push(self.number);
         self.to.changed.notify_one();
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        let mut state = lock(&self.to.state);
+        // The call did not begin.
+        if let Some(None) = state.pending.get(&self.number) {
+            state.pending.remove(&self.number);
+            self.to.changed.notify_one();
+        }
     }
 }

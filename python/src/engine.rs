@@ -1,12 +1,13 @@
 //! An engine of Python: its start, what it tells of itself, and its end.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use grpcxx_capi::held::HeldEngine;
 use grpcxx_capi::start::{Page, listen_address};
-use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::exposition::ProgramPage;
@@ -17,7 +18,6 @@ use crate::argument::{self, Word};
 use crate::completions::Completions;
 use crate::function::{PythonFunction, SEND_FUNCTION, SendFunction};
 use crate::group::{Group, Wanted};
-use crate::lock::lock;
 use crate::peer::Peer;
 use crate::request::timeout_of;
 use crate::shard::may_wait;
@@ -32,8 +32,7 @@ pub(crate) struct Engine {
 
 /// What the objects of one engine share.
 pub(crate) struct Core {
-    engine: Mutex<Option<RuntimeEngine>>,
-    page: Mutex<Option<Page>>,
+    engine: HeldEngine,
     metrics_address: Option<String>,
     client: Client,
     completions: Arc<Completions>,
@@ -55,9 +54,8 @@ impl Core {
             listening: engine.local_addr().map(|address| address.to_string()),
             report: engine.start_report().to_string(),
             device: (attributes.name.clone(), engine.incarnation()),
-            engine: Mutex::new(Some(engine)),
             metrics_address: page.address().map(|address| address.to_string()),
-            page: Mutex::new(Some(page)),
+            engine: HeldEngine::new(engine, page),
         }
     }
 
@@ -77,13 +75,7 @@ impl Core {
         &self,
         code: impl FnOnce(&RuntimeEngine) -> Result<T, Status>,
     ) -> Result<T, Status> {
-        match &*lock(&self.engine) {
-            Some(engine) => code(engine),
-            None => {
-                let status = Status::new(Code::Unavailable, "the engine has stopped");
-                Err(status.because(Reason::Stopping))
-            }
-        }
+        self.engine.with(code)
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -102,32 +94,14 @@ impl Core {
     /// Stops the engine. The thread must not have the interpreter: functions may wait for it.
     fn stop(&self, grace: Duration) -> Result<(), Status> {
         self.is_closed.store(true, Ordering::Relaxed);
-        let Some(engine) = lock(&self.engine).take() else {
-            return Ok(());
-        };
-        let stopped = engine.shutdown(grace);
-        // Until now it has told that the engine stops.
-        let page = lock(&self.page).take();
-        drop(page);
-        grpcxx_capi::log::flush();
+        let stopped = self.engine.stop(grace);
         self.completions.close();
-        stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
+        stopped
     }
 
     /// Whether another process has started it, of which this one is a child.
     pub(crate) fn is_inherited(&self) -> bool {
         self.client.inherited().is_some()
-    }
-
-    /// Lets go of the engine in a child of the process that started it, which has none of its
-    /// threads.
-    fn forget(&self) {
-        if let Ok(mut engine) = self.engine.try_lock() {
-            std::mem::forget(engine.take());
-        }
-        if let Ok(mut page) = self.page.try_lock() {
-            std::mem::forget(page.take());
-        }
     }
 }
 
@@ -140,7 +114,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         if self.core.is_inherited() {
-            self.core.forget();
+            self.core.engine.forget();
         } else if !self.core.is_closed.load(Ordering::Relaxed) {
             // Functions that the engine waits for may need the interpreter.
             let stopped = Python::attach(|py| py.detach(|| self.core.stop(Duration::ZERO)));

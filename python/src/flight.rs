@@ -35,7 +35,7 @@ pub(crate) type Outcome = Result<Arrived, Status>;
 pub(crate) struct Ending {
     state: Mutex<State>,
     over: Condvar,
-    report: Option<Report>,
+    report: Option<Arc<Report>>,
 }
 
 #[derive(Default)]
@@ -142,7 +142,7 @@ impl Loan {
 
 impl Ending {
     /// The end of one call, which `report` hears of too.
-    pub(crate) fn new(report: Option<Report>) -> Arc<Self> {
+    pub(crate) fn new(report: Option<Arc<Report>>) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
             over: Condvar::new(),

@@ -137,7 +137,9 @@ impl Group {
 
 #[pymethods]
 impl Group {
-    /// Does something with the arrays of all ranks. Without `future` it waits for the result.
+    /// Does something with the arrays of all ranks. Without `future` it waits for the result. What
+    /// can be wrong with an argument is found where this takes the place of the operation; without
+    /// a tag that is one there is no such place.
     #[expect(
         clippy::too_many_arguments,
         reason = "one call of Python into the engine"
@@ -147,8 +149,8 @@ impl Group {
         py: Python<'py>,
         kind: &str,
         array: &Bound<'py, PyAny>,
-        op: &str,
-        #[pyo3(from_py_with = argument::root)] root: u32,
+        op: &Bound<'py, PyAny>,
+        root: &Bound<'py, PyAny>,
         tag: u16,
         out: Option<&Bound<'py, PyAny>>,
         future: Option<Py<PyAny>>,
@@ -158,16 +160,20 @@ impl Group {
             checked(py, may_wait())?;
         }
         let prepared = || {
+            let (op, root) = (argument::op(op)?, argument::root(root)?);
             let operator = checked(py, operator(kind, op, root))?;
             let out = out.map(check_out).transpose()?;
             let tensor = numbers_of("array", array, false)?;
             self.check_claims(tag, (array, &tensor), out.as_ref())?;
             let tensor = brought(tensor, array, out.as_ref())?;
             let (output, has_place) = output(py, &group, operator, &tensor, out.as_ref())?;
-            Ok((operator, tensor, out, output, has_place))
+            // Last: code of the program, which may close the group, is behind.
+            let report = future.as_ref().map(|_| self.core.completions().report());
+            let report = checked(py, report.transpose())?;
+            Ok((operator, tensor, out, output, has_place, report))
         };
         let prepared: PyResult<_> = prepared();
-        let (operator, tensor, out, output, has_place) =
+        let (operator, tensor, out, output, has_place, report) =
             prepared.inspect_err(|_| py.detach(|| group.refuse()))?;
         let is_own = matches!(operator, Operator::Broadcast { root } if root == group.rank());
         let writes = future.is_some() && (has_place || is_own);
@@ -182,24 +188,25 @@ impl Group {
             has_place,
             claim,
         };
-        match future {
+        match future.zip(report) {
             None => wait(py, running),
-            Some(future) => submit(py, &self.core, running, future),
+            Some(reported) => submit(py, &self.core, running, reported),
         }
     }
 
-    /// Combines arrays one by one; small ones travel together.
+    /// Combines arrays one by one, of whatever can be iterated; small ones travel together.
     fn all_reduce_many<'py>(
         &self,
         py: Python<'py>,
-        arrays: Vec<Bound<'py, PyAny>>,
-        op: &str,
+        arrays: &Bound<'py, PyAny>,
+        op: &Bound<'py, PyAny>,
         tag: u16,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let group = self.open(py)?.with_tag(tag);
         checked(py, may_wait())?;
         let prepared = || {
-            let op = checked(py, ReduceOp::from_name(op))?;
+            let op = argument::op(op)?;
+            let arrays = arrays.try_iter()?.collect::<PyResult<Vec<_>>>()?;
             let numbered = arrays.iter().enumerate();
             let tensors: PyResult<Vec<Tensor>> = numbered
                 .map(|(index, array)| numbers_of(&format!("arrays[{index}]"), array, false))
@@ -314,11 +321,9 @@ fn submit<'py>(
     py: Python<'py>,
     core: &Core,
     mut running: Running,
-    future: Py<PyAny>,
+    (future, report): (Py<PyAny>, Arc<Report>),
 ) -> PyResult<Bound<'py, PyAny>> {
-    let report = core.completions().report();
-    let number = report.number();
-    let waker = Waker::from(Arc::new(report));
+    let waker = Waker::from(Arc::clone(&report));
     // Else the thread that ends futures writes the result, when it comes to that.
     let lands = running.claim.take_if(|_| running.has_place);
     let waker = match lands {
@@ -333,7 +338,7 @@ fn submit<'py>(
     };
     let pending = Bound::new(py, pending)?;
     core.completions()
-        .keep(number, pending.clone().into_any().unbind());
+        .keep(&report, pending.clone().into_any().unbind());
     pending.get().begin();
     Ok(pending.into_any())
 }
@@ -426,8 +431,7 @@ fn output(
     Ok((place, has_place))
 }
 
-fn operator(kind: &str, op: &str, root: u32) -> Result<Operator, Status> {
-    let op = ReduceOp::from_name(op)?;
+fn operator(kind: &str, op: ReduceOp, root: u32) -> Result<Operator, Status> {
     Ok(match kind {
         "all_reduce" => Operator::AllReduce(op),
         "reduce_scatter" => Operator::ReduceScatter(op),

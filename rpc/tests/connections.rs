@@ -357,6 +357,29 @@ fn an_announced_cancel_reaches_the_service() {
     pair.round_trip(receive("after"), tensors([floats(&[1.0])]));
 }
 
+/// A call may be given up before the peer has said what it knows. It hears of that then, and once.
+#[test]
+fn a_cancel_before_the_announcement_is_answered_reaches_the_service() {
+    let mut pair = Pair::new(Features::ALL, Features::ALL);
+    let [given_up, kept] = [(); 2].map(|()| pair.call(receive("k")));
+    pair.carry_requests();
+    let announcement = pair.request();
+    let incoming = [(); 2].map(|()| pair.request());
+    pair.client.end.cancel(given_up);
+    pair.carry_requests();
+    assert_eq!(pair.server.end.poll_cancelled(), None);
+    let body = Ok(Response::Message(vec![].into()));
+    assert!(pair.server.end.answer(announcement.id, body));
+    pair.carry_responses();
+    pair.carry_requests();
+    assert_eq!(pair.server.end.poll_cancelled(), Some(incoming[0].id));
+    assert_eq!(pair.server.end.poll_cancelled(), None);
+    assert_eq!(pair.finished().call, given_up);
+    assert!((pair.server.end).answer(incoming[1].id, tensors([floats(&[1.0])])));
+    pair.carry_responses();
+    assert_eq!(pair.finished().call, kept);
+}
+
 #[test]
 fn a_cancel_that_crosses_the_answer_is_ignored() {
     let mut pair = Pair::announced();

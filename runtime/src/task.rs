@@ -2,6 +2,7 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
 use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status, Text};
 use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
 use crate::cluster::{TaskId, check_job_letters};
 
@@ -132,31 +133,21 @@ impl Task {
 
 /// The step of a CleanupGraph request.
 pub(crate) fn cleanup_graph_step(body: &Buffer) -> Result<i64, Status> {
-    let request = proto::CleanupGraphRequest::decode(&body[..]).map_err(|error| {
-        Status::new(
-            Code::InvalidArgument,
-            format!("CleanupGraphRequest: {error}"),
-        )
-    })?;
-    Ok(request.step_id)
+    let step_id = number_in(Method::CleanupGraph, body, 1)?;
+    Ok(step_id.unwrap_or_default().cast_signed())
 }
 
-/// The step of a RunGraph request, of which nothing else is read.
+/// The step of a RunGraph request.
 pub(crate) fn run_graph_step(body: &Buffer) -> Option<i64> {
-    #[derive(prost::Message)]
-    struct Step {
-        #[prost(int64, tag = "2")]
-        step_id: i64,
-    }
-    Some(Step::decode(&body[..]).ok()?.step_id)
+    let step_id = number_in(Method::RunGraph, body, 2).ok()?;
+    Some(step_id.unwrap_or_default().cast_signed())
 }
 
 /// No graph can run here; the master may have asked to get failures in the body.
 fn run_graph(body: &Buffer) -> Result<Response, Status> {
-    let request = proto::RunGraphRequest::decode(&body[..])
-        .map_err(|error| Status::new(Code::InvalidArgument, format!("RunGraphRequest: {error}")))?;
+    let stores_errors_in_response_body = number_in(Method::RunGraph, body, 9)?;
     let status = no_graphs(Method::RunGraph);
-    if !request.store_errors_in_response_body {
+    if stores_errors_in_response_body.unwrap_or_default() == 0 {
         return Err(status);
     }
     let response = proto::RunGraphResponse {
@@ -167,6 +158,32 @@ fn run_graph(body: &Buffer) -> Result<Response, Status> {
     Ok(Response::Message(Buffer::from(response.encode_to_vec())))
 }
 
+/// The number in a field of a request, of which nothing else is kept: an empty tensor takes two
+/// bytes, and hundreds once it is decoded. `None` if it is not among the first fields.
+fn number_in(method: Method, body: &Buffer, wanted: u32) -> Result<Option<u64>, Status> {
+    let unreadable = |error| {
+        let text = format!("{method} with a body that is no protobuf: {error}");
+        Status::new(Code::InvalidArgument, text)
+    };
+    let mut rest: &[u8] = body;
+    for _ in 0..FIELDS_MAX {
+        if rest.is_empty() {
+            break;
+        }
+        let (field, wire_type) = decode_key(&mut rest).map_err(unreadable)?;
+        match (field == wanted, wire_type) {
+            (true, WireType::Varint) => {
+                return decode_varint(&mut rest).map(Some).map_err(unreadable);
+            }
+            // A group has any number of fields of its own, and no request has one.
+            (_, WireType::StartGroup) => break,
+            _ => skip_field(wire_type, field, &mut rest, DecodeContext::default())
+                .map_err(unreadable)?,
+        }
+    }
+    Ok(None)
+}
+
 fn no_graphs(method: Method) -> Status {
     Status::new(
         Code::Unimplemented,
@@ -174,4 +191,55 @@ fn no_graphs(method: Method) -> Status {
             "{method}: this task has no graph executor; register a function and call it by StarRunGraph"
         ),
     )
+}
+
+/// Fields of a request that are looked at: as many tensors as a call may have.
+const FIELDS_MAX: usize = 1 << 17;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_is_found_whatever_else_a_request_has() {
+        let request = proto::RunGraphRequest {
+            graph_handle: "h".to_owned(),
+            step_id: -7,
+            send: vec![proto::NamedTensorProto::default(); 1000],
+            store_errors_in_response_body: true,
+            ..Default::default()
+        };
+        let body = Buffer::from(request.encode_to_vec());
+        assert_eq!(run_graph_step(&body), Some(-7));
+        assert!(matches!(run_graph(&body), Ok(Response::Message(_))));
+        let request = proto::CleanupGraphRequest { step_id: -7 };
+        let body = Buffer::from(request.encode_to_vec());
+        assert_eq!(cleanup_graph_step(&body), Ok(-7));
+        let none = Buffer::new();
+        assert_eq!(
+            (run_graph_step(&none), cleanup_graph_step(&none)),
+            (Some(0), Ok(0))
+        );
+        let garbage = Buffer::from(vec![0xff]);
+        assert!(run_graph_step(&garbage).is_none());
+        let refused = cleanup_graph_step(&garbage).unwrap_err();
+        assert_eq!(refused.code, Code::InvalidArgument);
+        assert!(
+            refused.message.starts_with("CleanupGraph with a body"),
+            "{refused}"
+        );
+    }
+
+    /// A shard looks at no more of a request than others can wait for.
+    #[test]
+    fn a_request_of_very_many_fields_is_not_read_to_its_end() {
+        let mut fields = [0x1a, 0].repeat(FIELDS_MAX);
+        fields.extend([9 << 3, 1]);
+        let refused = run_graph(&Buffer::from(fields)).unwrap_err();
+        assert_eq!(refused.code, Code::Unimplemented);
+        let mut group = vec![0x1b];
+        group.extend([0x08, 0].repeat(10));
+        group.extend([0x1c, 9 << 3, 1]);
+        assert!(run_graph(&Buffer::from(group)).is_err());
+    }
 }

@@ -12,7 +12,7 @@ use grpcxx_rpc::{
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{
     Engine, EngineOptions, Function, Later, RequestWatch, Responder, STORE_LIST, STORE_PULL,
-    STORE_PUSH, Served, Service,
+    STORE_PUSH, Served, Service, ShardContext,
 };
 
 fn options(job: &str, shards: usize) -> EngineOptions {
@@ -508,3 +508,47 @@ fn each_numbered_connection_to_a_peer_is_one_of_its_own() {
     assert_eq!(shards, [0, 1, 0, 1, 0], "connections take turns on shards");
     assert_eq!(client.peer(&address(&server)).unwrap().shard(), 0);
 }
+
+/// The last reference to an engine may be one of its own callbacks. The shard cannot wait for its
+/// own end, and the others end behind it.
+#[test]
+fn an_engine_that_is_dropped_by_its_own_shard_ends() {
+    for shards in [1, 2] {
+        let engine = Arc::new(Engine::start(options("ps", shards)).unwrap());
+        let address = engine.local_addr().unwrap();
+        let (goes_on, waits) = channel();
+        let (dropped, ends) = channel();
+        let last = Arc::clone(&engine);
+        let order = move |_: &mut ShardContext<'_>| {
+            waits.recv().unwrap();
+            drop(last);
+            dropped.send(()).unwrap();
+        };
+        engine.run_on(shards - 1, order).unwrap();
+        drop(engine);
+        goes_on.send(()).unwrap();
+        ends.recv_timeout(PATIENCE)
+            .expect("a shard waits for itself");
+        let end = Instant::now() + PATIENCE;
+        while std::net::TcpStream::connect(address).is_ok() {
+            assert!(Instant::now() < end, "it still listens");
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_is_shut_down_by_its_own_shard_ends() {
+    let engine = Engine::start(options("ps", 2)).unwrap();
+    let spawner = engine.spawner(1).unwrap().clone();
+    let (dropped, ends) = channel();
+    let future = move || async move { dropped.send(engine.shutdown(Duration::ZERO)).unwrap() };
+    spawner.spawn_local(future).unwrap();
+    let ended = ends
+        .recv_timeout(PATIENCE)
+        .expect("a shard waits for itself");
+    ended.unwrap();
+}
+
+/// How long a test waits for what must happen.
+const PATIENCE: Duration = Duration::from_secs(20);

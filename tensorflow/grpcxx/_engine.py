@@ -100,21 +100,45 @@ class CallFuture(Future):
     """The result of a call that goes on; `asyncio.wrap_future` makes it awaitable.
 
     `cancel` withdraws the call, and returns once nothing uses its arrays any more: within milliseconds, or some
-    seconds if the peer stands still. An operation of a group goes on, since the other ranks wait for it: `cancel` returns False.
+    seconds if the peer stands still. An operation of a group goes on, since the other ranks wait for it: `cancel`
+    returns False. In a child that is forked meanwhile, both end at once with an error.
     """
 
     def __init__(self):
         super().__init__()
         self.call: Any = None
         self.is_withdrawn = False
+        self._process = os.getpid()
 
     def cancel(self) -> bool:
+        self._end_in_child()
         if self.call is not None and not self.done():
             if not self.call.is_withdrawable:
                 return False
             self.is_withdrawn = True
             self.call.cancel()
         return super().cancel()
+
+    def result(self, timeout: float | None = None) -> Any:
+        self._end_in_child()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._end_in_child()
+        return super().exception(timeout)
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        self._end_in_child()
+        super().add_done_callback(callback)
+
+    def _end_in_child(self) -> None:
+        """In a forked child nobody ends calls of its parent, nor lets go of a lock that was held at the fork."""
+        if self._process == os.getpid():
+            return
+        self._process, self._condition = os.getpid(), threading.Condition()
+        if not self.done():
+            text = "this was begun before fork(), and neither calls nor groups go on in the child: make others there"
+            self.set_exception(Error(Code.FAILED_PRECONDITION, text))
 
 
 def shared() -> Engine:

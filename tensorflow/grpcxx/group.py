@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -62,8 +62,10 @@ class Group:
         self.size = size
         self.name = name
         listen = listen or _listen(rank, rendezvous, address)
-        # Threads wait for operations, and turn the shard meanwhile.
-        self._engine = Engine(("rank", rank), listen, {"GRPCXX_SHARDS": "1", **(settings or {})}, waits=True)
+        # Threads wait for operations, and turn the shard meanwhile. What peers without extensions still send is taken
+        # for some seconds; ranks have them, and one that hangs before it says so is not worth the time.
+        own = {"GRPCXX_SHARDS": "1", "GRPCXX_DRAIN_MS": "0"}
+        self._engine = Engine(("rank", rank), listen, {**own, **(settings or {})}, waits=True)
         try:
             self._native = self._engine.native.group(
                 rank, size, rendezvous, name, address, generation, timeout, join_timeout
@@ -76,10 +78,10 @@ class Group:
         """Combines the arrays of all ranks by `sum`, `mean`, `min`, `max` or `prod`; each gets the result."""
         return self._run("all_reduce", array, op, 0, tag, out, async_)
 
-    def all_reduce_many(self, arrays: Sequence[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
+    def all_reduce_many(self, arrays: Iterable[Any], op: str = "sum", *, tag: int = 0) -> list[np.ndarray]:
         """Combines several arrays one by one. Small ones of the same type travel together."""
         _check_tag(tag)
-        return self._native.all_reduce_many(list(arrays), op, tag)
+        return self._native.all_reduce_many(arrays, op, tag)
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", *, out: np.ndarray | None = None, tag: int = 0, async_=False
@@ -126,7 +128,11 @@ class Group:
         self._native.check()
 
     def close(self) -> None:
-        """Leaves the group, once the others have what this rank has sent, and stops its engine."""
+        """Leaves the group, once the others have what this rank has sent, and stops its engine.
+
+        If they do not take it within `timeout`, this raises `grpcxx.DeadlineExceeded`, and the rank has left. In a
+        group that has failed it only waits until they have heard why, for 2 seconds at most.
+        """
         if self._engine.closed.is_set():
             return
         try:

@@ -5,11 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from ranks import together
 
 import grpcxx
 
@@ -320,4 +322,68 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 def test_a_child_does_not_wait_for_locks_of_threads_that_it_has_not():
     ran = subprocess.run([sys.executable, "-c", LOCKED], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+
+
+def ends_at_once(future):
+    """Whether it has ended in a child, with the error that nothing of the parent is used there."""
+    began = time.monotonic()
+    was_cancelled = future.cancel()
+    error = future.exception(timeout=20)
+    told = []
+    future.add_done_callback(told.append)
+    is_clear = error.code is grpcxx.Code.FAILED_PRECONDITION and "before fork()" in error.message
+    return is_clear and not was_cancelled and told == [future] and time.monotonic() - began < 5
+
+
+def test_a_child_does_not_wait_to_withdraw_a_call_of_its_parent():
+    with grpcxx.Server() as server, grpcxx.Client(server.address, timeout=60) as client:
+        future = client.recv_async("late")
+        with child(lambda _: ends_at_once(future)) as (_, is_well):
+            assert is_well()
+        server.send("late", np.ones(3))
+        assert future.result(20).sum() == 3
+
+
+def test_a_child_has_no_part_in_what_its_parents_group_does():
+    def code(group):
+        group.barrier()
+        if group.rank == 1:
+            assert has_forked.wait(60)
+            return group.all_reduce(np.ones(3))[0]
+        future = group.all_reduce(np.ones(3), async_=True)
+        with child(lambda _: ends_at_once(future)) as (_, is_well):
+            is_fine = is_well()
+        has_forked.set()
+        assert is_fine
+        return future.result(20)[0]
+
+    has_forked = threading.Event()
+    assert together(2, code) == [2, 2]
+
+
+LOGGING = """
+import logging, os, sys, grpcxx
+
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+
+lines = []
+logging.getLogger().addHandler(Lines())
+logging.getLogger().setLevel(logging.INFO)
+grpcxx.log_to(logging.getLogger())
+grpcxx.Server().close()
+assert any("shards=" in line for line in lines), lines
+child = os.fork()
+if child == 0:
+    lines.clear()
+    grpcxx.Server().close()
+    sys.exit(0 if any("shards=" in line for line in lines) else f"the child got {lines}")
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_the_log_goes_on_in_a_child():
+    ran = subprocess.run([sys.executable, "-c", LOGGING], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -236,8 +237,9 @@ def interrupt():
     time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGINT)
 
-threading.Thread(target=interrupt, daemon=True).start()
 try:
+    # In here, so that it is caught however slow this machine is.
+    threading.Thread(target=interrupt, daemon=True).start()
     groups[0].{call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -305,6 +307,61 @@ def test_operations_that_differ_are_named_on_all_ranks():
 def test_a_rank_that_is_missing_is_named():
     with pytest.raises(grpcxx.DeadlineExceeded, match=r"1 of 2 ranks are missing \(1\)"):
         grpcxx.Group(0, 2, f"127.0.0.1:{free_port()}", join_timeout=0.5)
+
+
+def test_who_says_nothing_where_ranks_meet_costs_no_more_than_the_time_to_meet():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        with pytest.raises(grpcxx.DeadlineExceeded, match="did not meet the group"):
+            grpcxx.Group(1, 2, f"127.0.0.1:{silent.getsockname()[1]}", join_timeout=0.5)
+        assert time.monotonic() - began < 2
+
+
+HANGING = """
+import os, signal, sys, time
+import numpy as np
+import grpcxx
+
+rank, timeout = int(sys.argv[2]), 2.0
+group = grpcxx.Group(rank, 3, sys.argv[1], timeout=timeout)
+group.barrier()
+print("begins", flush=True)
+try:
+    while True:
+        # Some ranks are done before others are, and go on.
+        futures = [group.reduce(np.ones(100_000), root=root, async_=True) for root in range(3)]
+        for future in futures:
+            future.result()
+except grpcxx.Error as error:
+    print(error.message, flush=True)
+began = time.monotonic()
+group.close()
+print(time.monotonic() - began < 2 * timeout, flush=True)
+"""
+
+
+@pytest.mark.parametrize("shm", ["on", "off"])
+def test_a_process_that_is_stopped_is_named_alone_and_holds_nobody_who_leaves(shm):
+    rendezvous = f"127.0.0.1:{free_port()}"
+    environment = {**os.environ, "GRPCXX_SHM": shm}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", HANGING, rendezvous, str(rank)], stdout=subprocess.PIPE, text=True, env=environment
+        )
+        for rank in range(3)
+    ]
+    try:
+        for rank in ranks:
+            assert rank.stdout.readline() == "begins\n"
+        ranks[1].send_signal(signal.SIGSTOP)
+        for rank in (ranks[0], ranks[2]):
+            told = rank.stdout.readline()
+            assert told.startswith("rank 1 (") and told.count(" (127.0.0.1:") == 1, told
+            assert rank.stdout.readline() == "True\n"
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
 
 
 def test_a_process_that_is_killed_is_named_by_the_others():

@@ -1,5 +1,7 @@
 """Which elements of datasets the ranks get, whatever the script does with them."""
 
+from types import SimpleNamespace
+
 import pytest
 from jobs import parallel, run, trained
 
@@ -113,7 +115,34 @@ for element in prefetch(data, ahead=3):
     train(element)
 assert sorted(map(int, prefetch(data))) == list(range(8))
 assert threading.active_count() == 1
+for loop in (prefetch(data), prefetch(data.skip(1), ahead=3)):
+    train(next(loop))
+    loop.close()
+    assert threading.active_count() == 1, "a loop that is left early leaves no thread"
+del seen[-2:]
 """
+
+
+def test_what_reads_ahead_ends_with_a_loop_that_is_left_though_somebody_has_its_elements():
+    from grpcxx.parallel._elements import Elements
+
+    ended = []
+
+    def read():
+        try:
+            yield from range(8)
+        finally:
+            ended.append(True)
+
+    elements = Elements(read(), None, SimpleNamespace(rank=0, size=2, combined=0, sharded=0))
+
+    def loop():
+        yield from elements
+
+    loop = loop()
+    assert next(loop) == 0 and not ended
+    loop.close()
+    assert ended
 
 
 @pytest.mark.parametrize("way", ["skipped", "one_ahead"])
@@ -205,6 +234,29 @@ else:
     assert [bool(element.has_value()) for element in elements] == [True] * 8 + [False]
     assert sorted(int(element.get_value()) for element in elements[:8]) == list(range(8))
     train(0)
+"""
+
+
+@pytest.mark.parametrize("does_train, count", [(False, 1), (False, 3), (True, 1)])
+def test_no_element_is_lost_where_an_iterator_was_saved(does_train, count, tmp_path):
+    found_by(tmp_path, trains(SAVED + "\ntrain(0)\n"), int(does_train), count, tmp_path)
+
+
+# What is left behind the elements that the ranks have taken, of which each took all or one in each step.
+SAVED = """
+does_train, count, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+iterator = iter(data)
+taken = [int(next(iterator)) for _ in range(count)]
+if does_train:
+    train(taken[0])
+tf.train.Checkpoint(iterator=iterator).write(folder + "/saved")
+# Rank 0 alone writes.
+group.barrier()
+restored = iter(data)
+tf.train.Checkpoint(iterator=restored).read(folder + "/saved").assert_consumed()
+assert sorted(map(int, restored)) == list(range(2 if does_train else count, 8))
+before = sorted(taken + [int(element) for element in iterator])
+assert before == list(range(rank, 8, 2) if does_train else range(8)), before
 """
 
 

@@ -82,7 +82,7 @@ impl<T: Transport> Transport for Faults<T> {
     type Accepted = T::Accepted;
 
     forward_transport!(inner: name listen unlisten adopt connect resume end_stream close submit);
-    forward_transport!(inner: reading frames_in_flight offer upgrade);
+    forward_transport!(inner: reading frames_in_flight ends offer upgrade);
 
     fn send(&mut self, link: LinkId, frame: Box<Frame>) -> Result<(), Refused<Box<Frame>>> {
         let in_flight = self.in_flight.get(&link).copied().unwrap_or(0);

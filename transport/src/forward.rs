@@ -50,6 +50,11 @@ macro_rules! forward_transport {
             self.$inner.reading(link)
         }
     };
+    (@ends $inner:ident) => {
+        fn ends(&mut self, link: $crate::LinkId) -> Option<$crate::Ends> {
+            self.$inner.ends(link)
+        }
+    };
     (@frames_in_flight $inner:ident) => {
         $crate::forward_method!($inner frames_in_flight(&self) -> usize);
     };

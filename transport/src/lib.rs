@@ -17,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+mod ends;
 mod faults;
 mod forward;
 mod frame;
@@ -32,6 +33,7 @@ mod time;
 mod trace;
 mod transport;
 
+pub use ends::{ENDS_BYTES, Ends};
 pub use faults::{FaultOptions, Faults};
 pub use frame::{Frame, FramePlace};
 pub use id::{LinkId, ListenerId};

@@ -47,7 +47,7 @@ impl<T: Transport> Trace<T> {
 impl<T: Transport> Transport for Trace<T> {
     type Accepted = T::Accepted;
 
-    forward_transport!(inner: name submit reading frames_in_flight offer upgrade);
+    forward_transport!(inner: name submit reading frames_in_flight ends offer upgrade);
 
     fn listen(&mut self, address: SocketAddr) -> Result<(ListenerId, SocketAddr), TransportError> {
         let result = self.inner.listen(address);

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::{Frame, Landing, LinkId, ListenerId, MediumKind, Next, PeerName, Progress, Time};
+use crate::{Ends, Frame, Landing, LinkId, ListenerId, MediumKind, Next, PeerName, Progress, Time};
 
 /// Most bytes a [`Next::Head`] may ask for; links keep that much for a head that arrives in pieces.
 pub const HEAD_BYTES_MAX: usize = 256;
@@ -79,6 +79,12 @@ pub trait Transport {
     /// How far a link has come with reading. `None` if it reads nothing: it is not open, or
     /// closing.
     fn reading(&mut self, link: LinkId) -> Option<Reading>;
+
+    /// The two addresses of a link's connection; `None` if the link is not connected, or where this
+    /// transport knows no addresses.
+    fn ends(&mut self, _: LinkId) -> Option<Ends> {
+        None
+    }
 
     /// What the peer of an adopted link needs to let it migrate; `None` where this transport has no
     /// other medium.

@@ -152,7 +152,71 @@ static void forks(const char *shm) {
   stop(&of);
 }
 
+/* A call of the parent that goes on ends there alone; what has ended has its result in the child too. */
+static void calls_go_on_in_the_parent(void) {
+  cluster of = start("auto");
+  char key[256];
+  size_t key_size = key_of(key, sizeof key, of.source, "later");
+  grpcxx_call *waits = grpcxx_call_new(), *ended = grpcxx_call_new();
+  grpcxx_recv_tensor(of.peer, waits, 7, key, key_size, NULL, NULL, NULL, NULL);
+  grpcxx_message_call(of.peer, ended, GRPCXX_GET_STATUS, NULL, 0, NULL, NULL, NULL);
+  OK(grpcxx_call_wait(ended, 0));
+  pid_t child = fork();
+  if (child == 0) {
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_call_wait(waits, 20000));
+    OK(grpcxx_call_wait(ended, 20000));
+    _exit(0);
+  }
+  is_well(child);
+  float one = 1;
+  grpcxx_tensor *sent = floats(&one, 1);
+  OK(grpcxx_engine_send(of.source, 7, key, key_size, sent));
+  grpcxx_tensor_release(sent);
+  OK(grpcxx_call_wait(waits, 0));
+  grpcxx_call_release(waits);
+  grpcxx_call_release(ended);
+  stop(&of);
+}
+
+/* Counts the lines that say how an engine has started. */
+static void line_seen(void *user, int32_t level, const char *target, const char *message) {
+  (void)level, (void)target;
+  atomic_fetch_add((atomic_int *)user, strstr(message, "shards=2") != NULL ? 1 : 0);
+}
+
+static void an_engine_is_told_of(atomic_int *seen) {
+  int before = atomic_load(seen);
+  grpcxx_engine_free(engine_of(small_options("ps")));
+  CHECK(atomic_load(seen) == before + 1);
+}
+
+/* The thread that calls whoever takes the lines is not there in a child. */
+static void the_log_goes_on_in_children(void) {
+  atomic_int seen = 0, seen_by_child = 0;
+  grpcxx_log_set(GRPCXX_LOG_INFO, line_seen, &seen);
+  an_engine_is_told_of(&seen);
+  pid_t child = fork();
+  if (child == 0) {
+    an_engine_is_told_of(&seen);
+    grpcxx_log_set(GRPCXX_LOG_INFO, line_seen, &seen_by_child);
+    an_engine_is_told_of(&seen_by_child);
+    CHECK(atomic_load(&seen) == 2);
+    pid_t grandchild = fork();
+    if (grandchild == 0) {
+      an_engine_is_told_of(&seen_by_child);
+      _exit(0);
+    }
+    is_well(grandchild);
+    _exit(0);
+  }
+  an_engine_is_told_of(&seen);
+  is_well(child);
+  grpcxx_log_set(0, NULL, NULL);
+}
+
 int main(void) {
+  the_log_goes_on_in_children();
+  calls_go_on_in_the_parent();
   forks("off");
   forks("auto");
   return 0;

@@ -276,6 +276,21 @@ static void what_a_rank_cannot_call_takes_its_place(rank *self) {
   OK(grpcxx_group_leave(self->group));
 }
 
+/* Without a tensor there is nothing to begin, and others have begun: that too takes the place of an operation. */
+static void a_missing_tensor_takes_its_place(rank *self) {
+  float data = 1;
+  grpcxx_tensor *mine = floats(&data, 1), *result = NULL;
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_group_all_reduce(self->group, 0, NULL, GRPCXX_SUM, NULL, &result));
+  OK(grpcxx_group_all_reduce(self->group, 0, mine, GRPCXX_SUM, NULL, &result));
+  grpcxx_tensor_release(result);
+  grpcxx_tensor *brought = self->number == 1 ? NULL : mine;
+  const char *why = self->number == 1 ? "tensor is NULL" : "rank 1 called what it refused";
+  fails_with(grpcxx_group_all_reduce(self->group, 0, brought, GRPCXX_SUM, NULL, &result), GRPCXX_INVALID_ARGUMENT, why);
+  fails_with(grpcxx_group_barrier(self->group, 0), GRPCXX_INVALID_ARGUMENT, "rank 1 called what it refused");
+  grpcxx_tensor_release(mine);
+  OK(grpcxx_group_leave(self->group));
+}
+
 static void a_rank_that_leaves_is_named(rank *self) {
   OK(grpcxx_group_barrier(self->group, 0));
   if (self->number == 1) {
@@ -395,6 +410,7 @@ int main(void) {
   together(3, tags_go_beside_each_other);
   together(3, what_differs_is_named_on_all_ranks);
   together(2, what_a_rank_cannot_call_takes_its_place);
+  together(2, a_missing_tensor_takes_its_place);
   together(2, a_rank_that_leaves_is_named);
   who_cannot_join_hears_why();
   callbacks_do_not_block();

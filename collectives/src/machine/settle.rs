@@ -3,7 +3,7 @@
 use grpcxx_memory::{Buffer, BufferMut};
 use smallvec::SmallVec;
 
-use super::{Effect, Machine, Slot};
+use super::{Effect, Machine, Slot, Spot};
 use crate::dtype::ReduceOp;
 use crate::fold::fold;
 use crate::plan::{Source, Then};
@@ -26,7 +26,7 @@ impl Machine {
             Source::Rank(_) => part.unwrap_or_default(),
         };
         let mut values: SmallVec<[Buffer; 4]> = route.order.iter().zip(parts).map(value).collect();
-        let mut outlives = false;
+        let outlives;
         let combined = match (values.len(), self.arithmetic) {
             (2.., Some((op, arithmetic))) => {
                 let sources: SmallVec<[&[u8]; 4]> = values.iter().map(|value| &value[..]).collect();
@@ -44,6 +44,8 @@ impl Machine {
             }
             _ => {
                 let value = values.pop().unwrap_or_default();
+                // Nobody lends what is empty, as it is for a barrier.
+                outlives = value.is_empty();
                 match piece.output.take_if(|_| is_whole) {
                     Some(out) => filled(out, &value),
                     None => value,
@@ -51,19 +53,16 @@ impl Machine {
             }
         };
         drop(values);
-        let (chunk, number) = (route.chunk, piece.number);
+        let spot = Spot::of(self.called, route, piece);
         match &route.then {
             Then::Part(to) => effects.push(Effect::Send {
                 to: *to,
-                slot: Slot::Part {
-                    chunk,
-                    piece: number,
-                },
+                slot: Slot::Part(spot),
                 data: combined,
                 outlives,
             }),
             Then::Whole(wanted_by) => {
-                spread(wanted_by, (chunk, number), &combined, outlives, effects);
+                spread(wanted_by, spot, &combined, outlives, effects);
             }
             Then::Nothing => {}
         }
@@ -79,23 +78,17 @@ impl Machine {
             None => data,
         };
         if let Some((_, forward)) = &route.from {
-            let place = (route.chunk, piece.number);
-            spread(forward, place, &data, false, effects);
+            let spot = Spot::of(self.called, route, piece);
+            spread(forward, spot, &data, data.is_empty(), effects);
         }
     }
 }
 
-fn spread(
-    to: &[u32],
-    (chunk, piece): (u32, u32),
-    data: &Buffer,
-    outlives: bool,
-    effects: &mut Vec<Effect>,
-) {
+fn spread(to: &[u32], spot: Spot, data: &Buffer, outlives: bool, effects: &mut Vec<Effect>) {
     for &to in to {
         effects.push(Effect::Send {
             to,
-            slot: Slot::Whole { chunk, piece },
+            slot: Slot::Whole(spot),
             data: data.clone(),
             outlives,
         });

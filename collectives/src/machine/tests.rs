@@ -126,7 +126,7 @@ fn run(case: &Case, seed: u64) -> Vec<Option<Vec<f32>>> {
         let taken = match slot {
             Slot::Hello => machine.greeted(from, data, &mut effects),
             Slot::Bell => unreachable!("a machine rings no bells"),
-            Slot::Part { .. } | Slot::Whole { .. } => {
+            Slot::Part(_) | Slot::Whole(_) => {
                 let landed = machine.memory(ticket, data.len() as u64).map(|mut memory| {
                     memory.copy_from_slice(&data);
                     memory.freeze()

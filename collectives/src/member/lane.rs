@@ -9,6 +9,7 @@ use grpcxx_rpc::Status;
 use grpcxx_runtime::Time;
 
 use super::tokens::HELLO;
+use super::waits::Stall;
 use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
@@ -44,16 +45,6 @@ struct Running {
     /// When something came last. None if it came where nobody knows the time: then the next look
     /// counts.
     moved_at: Option<Time>,
-}
-
-/// Who keeps this rank waiting.
-pub(super) struct Silence {
-    pub(super) ranks: Vec<u32>,
-    /// What they did not do.
-    what: String,
-    /// Whether it is these ranks, and no other one for which they wait. In a large group a rank
-    /// that has not called may still be in the operation before.
-    is_sure: bool,
 }
 
 #[derive(Clone)]
@@ -449,27 +440,23 @@ impl Lane {
         Some(*running.moved_at.get_or_insert(now))
     }
 
-    /// For whom the present operation waits for too long.
-    pub(super) fn silent(&mut self, now: Time, patience: Duration) -> Option<Silence> {
+    /// For whom the operation that runs waits.
+    pub(super) fn waits_for(&self) -> Vec<u32> {
+        match &self.running {
+            None => Vec::new(),
+            Some(_) if self.waits_for_boards() => missing(&self.partners, &self.hellos).collect(),
+            Some(running) => running.entry.machine.waits_for(),
+        }
+    }
+
+    /// How long the operation that runs has waited, if one runs.
+    pub(super) fn stall(&mut self, now: Time) -> Option<Stall> {
         let moved_at = self.note(now)?;
         let running = self.running.as_ref()?;
-        let machine = &running.entry.machine;
-        if self.waits_for_boards() && now.since(moved_at) >= patience {
-            return Some(Silence {
-                ranks: missing(&self.partners, &self.hellos).collect(),
-                what: format!("take part in {}", machine.name()),
-                is_sure: machine.speaks_with_all(),
-            });
-        }
-        // A rank that waits for one that waits itself hears from it first whom that waits for.
-        let patience = match machine.waits_at_first_hand() {
-            true => patience,
-            false => patience + patience / 2,
-        };
-        (now.since(moved_at) >= patience).then(|| Silence {
-            ranks: machine.waits_for(),
-            what: format!("take part in {}", machine.name()),
-            is_sure: machine.speaks_with_all(),
+        Some(Stall {
+            ranks: self.waits_for(),
+            waited: now.since(moved_at),
+            what: format!("take part in {}", running.entry.machine.name()),
         })
     }
 
@@ -488,26 +475,6 @@ const LOOKS_PER_REST: usize = 4;
 
 /// Steps in a row that one look takes, some milliseconds at most.
 const STEPS_PER_LOOK: usize = 16;
-
-impl Silence {
-    /// Ranks that do not take what this one has sent, if there are any.
-    pub(super) fn of_slow(ranks: Vec<u32>) -> Option<Self> {
-        (!ranks.is_empty()).then(|| Self {
-            ranks,
-            what: "take what this rank has sent".to_owned(),
-            is_sure: false,
-        })
-    }
-
-    /// What this rank says then.
-    pub(super) fn text(&self, names: &str, patience: Duration) -> String {
-        let or = match self.is_sure {
-            true => "",
-            false => ", or whoever keeps it waiting,",
-        };
-        format!("{names}{or} did not {} within {patience:?}", self.what)
-    }
-}
 
 /// The partners of which nothing has been taken yet.
 fn missing<'a>(partners: &'a [u32], hellos: &'a [Greeting]) -> impl Iterator<Item = u32> + 'a {

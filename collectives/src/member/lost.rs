@@ -1,12 +1,7 @@
-//! Ranks that are lost: who has gone, who says why the group is over, and who keeps others waiting.
-
-use std::time::Duration;
+//! Ranks that are lost: who has gone, and who says why the group is over.
 
 use grpcxx_rpc::{Code, Reason, Status};
-use grpcxx_runtime::Time;
 
-use super::State;
-use super::lane::Silence;
 use super::outbox::Outbox;
 
 /// Why nothing comes from a rank any more.
@@ -72,13 +67,4 @@ pub(super) fn is_gone(status: &Status) -> bool {
 /// What a rank says that has left.
 pub(super) fn left(name: &str) -> String {
     format!("{name} has left the group")
-}
-
-/// Who has kept this rank waiting for too long, if somebody has.
-pub(super) fn silence(state: &mut State, now: Time, patience: Duration) -> Option<Silence> {
-    let lanes = state.lanes.values_mut();
-    let silence = lanes.filter_map(|lane| lane.silent(now, patience)).next();
-    // Whoever takes nothing may wait for a rank that does not call, which others find first.
-    let mut slow = || state.outbox.slow(now, patience + patience / 2);
-    silence.or_else(|| Silence::of_slow(slow()))
 }

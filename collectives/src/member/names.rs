@@ -1,10 +1,12 @@
 //! What ranks are called: in errors by number and address, in rendezvous keys by their devices.
 
+use std::fmt;
+
 use grpcxx_rpc::{RendezvousKey, Status};
 use grpcxx_runtime::cluster::TaskId;
 
-use super::{Key, Place};
-use crate::machine::Slot;
+use super::Key;
+use crate::machine::{Slot, Spot};
 
 /// What is known of a rank by name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,9 +27,20 @@ impl Who {
     }
 }
 
+/// Which of the messages from one rank to another one it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) tag: u16,
+    /// Which of the operations of the tag.
+    pub(crate) number: u64,
+    pub(crate) slot: Slot,
+}
+
 /// The names of all ranks.
 #[derive(Debug)]
 pub(crate) struct Names {
+    /// The name of the group.
+    pub(super) group: String,
     own: u32,
     addresses: Vec<String>,
     /// The beginnings of keys, up to the edge, from this rank to each and from each to this one.
@@ -38,7 +51,7 @@ pub(crate) struct Names {
 impl Names {
     /// # Errors
     /// `INVALID_ARGUMENT` if a device has a name that cannot stand in a key.
-    pub(crate) fn new(own: u32, ranks: &[Who]) -> Result<Self, Status> {
+    pub(crate) fn new(group: &str, own: u32, ranks: &[Who]) -> Result<Self, Status> {
         let this = &ranks[own as usize];
         let beginning = |source: &Who, target: &Who| {
             let (source, incarnation) = (&source.device, source.incarnation);
@@ -50,6 +63,7 @@ impl Names {
         let to = ranks.iter().map(|other| beginning(this, other));
         let from = ranks.iter().map(|other| beginning(other, this));
         Ok(Self {
+            group: group.to_owned(),
             own,
             to: to.collect::<Result<_, Status>>()?,
             from: from.collect::<Result<_, Status>>()?,
@@ -73,26 +87,8 @@ impl Names {
     }
 
     /// The key of a message between this rank and another one.
-    ///
-    /// Keys come again with every second operation. Nobody sends that early: whoever is an
-    /// operation ahead has heard from all who are to take the messages before.
-    pub(crate) fn key(&self, source: u32, target: u32, (tag, number, slot): Place) -> Key {
-        let beginning = match source == self.own {
-            true => &self.to[target as usize],
-            false => &self.from[source as usize],
-        };
-        let turn = number % 2;
-        let text = match slot {
-            Slot::Bell => format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.bell;0:0"),
-            Slot::Hello => format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn};0:0"),
-            Slot::Part { chunk, piece } => {
-                format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.p{chunk}.{piece};0:0")
-            }
-            Slot::Whole { chunk, piece } => {
-                format!("{beginning}{EDGE}.{source}.{target}.{tag}.{turn}.w{chunk}.{piece};0:0")
-            }
-        };
-        Key::from(text)
+    pub(crate) fn key(&self, source: u32, target: u32, place: Place) -> Key {
+        self.between(source, target, place)
     }
 
     /// The key by which `source` tells `target` that it has heard why the group is over.
@@ -106,7 +102,7 @@ impl Names {
         self.between(source, target, "lost")
     }
 
-    fn between(&self, source: u32, target: u32, what: &str) -> Key {
+    fn between(&self, source: u32, target: u32, what: impl fmt::Display) -> Key {
         let beginning = match source == self.own {
             true => &self.to[target as usize],
             false => &self.from[source as usize],
@@ -118,6 +114,26 @@ impl Names {
     pub(crate) fn timer(&self) -> Key {
         let beginning = &self.to[self.own as usize];
         Key::from(format!("{beginning}{EDGE}.timer;0:0"))
+    }
+}
+
+/// No place comes again in a group: a rank may be more than one operation ahead of whoever takes
+/// what it sends, as [`Plan::partners`](crate::plan::Plan::partners) says.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.tag, self.number)?;
+        let (kind, spot) = match self.slot {
+            Slot::Bell => return f.write_str(".bell"),
+            Slot::Hello => return Ok(()),
+            Slot::Part(spot) => ('p', spot),
+            Slot::Whole(spot) => ('w', spot),
+        };
+        let Spot {
+            called,
+            chunk,
+            piece,
+        } = spot;
+        write!(f, ".{called:x}.{kind}{chunk}.{piece}")
     }
 }
 

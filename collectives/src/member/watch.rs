@@ -5,7 +5,7 @@ use std::sync::Arc;
 use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::ShardContext;
 
-use super::lost::silence;
+use super::waits::{Look, look};
 use super::{LOOKS_PER_PATIENCE, Member, TIMER};
 
 impl Member {
@@ -34,14 +34,19 @@ impl Member {
     }
 
     pub(super) fn look(self: &Arc<Self>, shard: &mut ShardContext<'_>) {
-        let silence = {
+        let look = {
             let mut state = self.state();
             state.is_watched = false;
-            silence(&mut state, shard.now(), self.patience)
+            look(&mut state, self.rank, (shard.now(), self.patience))
         };
-        match silence {
-            None => self.watch(shard),
-            Some(silence) => {
+        match look {
+            Look::GoesOn { asks } => {
+                asks.into_iter().for_each(|rank| self.ask(rank, shard));
+                self.watch(shard);
+            }
+            Look::Ends(silence) => {
+                // They hear nothing of it, whatever the reason.
+                self.state().gone.extend(&silence.ranks);
                 for &rank in &silence.ranks {
                     if let Some(peer) = &self.peers[rank as usize] {
                         shard.disconnect(peer);

@@ -1,13 +1,15 @@
 //! Groups of more ranks than speak with each other: rings and trees between engines.
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 
 use grpcxx_collectives::{Group, ReduceOp};
 use grpcxx_rpc::Tensor;
 use grpcxx_runtime::Engine;
 
 use super::log::{are_told_once, logged};
-use super::{sums, values};
+use super::{sums, together, values};
 
 /// More than the 32 ranks that all speak with each other, and no power of two.
 const SIZE: u32 = 35;
@@ -92,4 +94,24 @@ fn large_groups_use_trees_and_rings_over_tcp() {
 #[test]
 fn large_groups_use_trees_and_rings_over_shared_memory() {
     all_get_what_they_should(true);
+}
+
+#[test]
+fn a_barrier_of_a_large_group_waits_for_the_last_rank() {
+    let engines = engines(false);
+    let came = AtomicU32::new(0);
+    let wait_for_all = |group: Group| {
+        // Far from most others in the tree.
+        let is_last = group.rank() == SIZE - 1;
+        while is_last && came.load(Ordering::Relaxed) < SIZE - 1 {
+            thread::yield_now();
+        }
+        came.fetch_add(1, Ordering::Relaxed);
+        group.barrier().wait().unwrap();
+        let seen = came.load(Ordering::Relaxed);
+        group.leave().unwrap();
+        seen
+    };
+    let seen = together(&engines, |builder| builder, wait_for_all);
+    assert_eq!(seen, [SIZE; SIZE as usize]);
 }

@@ -1,10 +1,12 @@
 //! Ranks that leave at once when they have done their part.
 
+use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use grpcxx_collectives::{Group, ReduceOp};
 use grpcxx_rpc::Tensor;
+use grpcxx_runtime::{Client, Engine};
 
 use super::{engines, sums, together, values};
 
@@ -106,4 +108,83 @@ fn nobody_waits_for_the_dead_to_hear_why_the_group_is_over() {
             assert!(taken < Duration::from_secs(1), "{taken:?}");
         }
     }
+}
+
+#[test]
+fn a_rank_that_leaves_twice_waits_for_the_others_as_well() {
+    let engines = super::large::engines(false);
+    let size = engines.len() as u32;
+    let has_left = Barrier::new(2);
+    together(
+        &engines,
+        |builder| builder,
+        |group| {
+            let rank = group.rank();
+            // Rank 1 takes what its children 3 and 4 have combined when both have called.
+            if rank == 3 {
+                has_left.wait();
+            }
+            let mine = Tensor::vector(values(rank, 5));
+            let found = group.reduce(mine, ReduceOp::Sum, 0).wait().unwrap();
+            if let Some(found) = found {
+                assert_eq!(found.elements::<f32>().unwrap()[..], sums(size, 5));
+            }
+            if rank == 4 {
+                group.clone().leave_without_waiting();
+                group.clone().leave_without_waiting();
+                has_left.wait();
+            }
+            group.leave().unwrap();
+        },
+    );
+}
+
+#[test]
+fn nobody_waits_for_a_rank_that_hangs_to_leave_a_group_that_has_failed() {
+    for has_shared_memory in [true, false] {
+        let engines: Vec<Engine> = (0..3).map(|rank| engine(rank, has_shared_memory)).collect();
+        let (last, begun, hangs) = (engines[2].client(), Barrier::new(3), Barrier::new(3));
+        let patience = Duration::from_secs(1);
+        together(
+            &engines,
+            |builder| builder.timeout(patience),
+            |group| {
+                group.barrier().wait().unwrap();
+                let rank = group.rank();
+                let operation = (rank < 2).then(|| group.barrier());
+                begun.wait();
+                let Some(operation) = operation else {
+                    return hang(&last, &hangs);
+                };
+                let error = operation.wait().unwrap_err();
+                let started = Instant::now();
+                let left = group.leave();
+                let taken = started.elapsed();
+                hangs.wait();
+                assert!(error.message.starts_with("rank 2 ("), "{error}");
+                assert!(
+                    left.is_ok() && taken < patience * 3 / 2,
+                    "{taken:?}: {left:?}"
+                );
+            },
+        );
+    }
+}
+
+fn engine(rank: u32, has_shared_memory: bool) -> Engine {
+    let builder = Engine::builder()
+        .task("worker", rank)
+        .listen("127.0.0.1:0")
+        .shards(1);
+    let builder = builder.shared_memory(has_shared_memory).rdma(false);
+    builder.arena_bytes(16 << 20).start().unwrap()
+}
+
+/// Keeps the only shard of an engine from all else until the others have left.
+fn hang(engine: &Client, until: &Barrier) {
+    let (lets_go, is_let_go) = mpsc::channel::<()>();
+    let kept = engine.run_on(0, move |_| _ = is_let_go.recv());
+    kept.unwrap();
+    until.wait();
+    drop(lets_go);
 }

@@ -73,6 +73,23 @@ fn a_stranger_that_stays_is_told_when_the_time_is_over() {
 }
 
 #[test]
+fn a_stranger_that_says_nothing_costs_no_more_than_the_time_to_meet() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    let guest = engine(1, "127.0.0.1:0");
+    let limit = Duration::from_millis(700);
+    let started = Instant::now();
+    let builder = Group::builder(1, 2, place.clone()).join_timeout(limit);
+    let text = builder.join(&guest).unwrap_err().message;
+    let taken = started.elapsed();
+    assert!(limit <= taken && taken < 2 * limit, "{taken:?}: {text}");
+    assert!(
+        text.contains(&place) && text.contains("within 700ms"),
+        "{text}"
+    );
+}
+
+#[test]
 fn a_rank_of_the_next_generation_waits_until_rank_0_is_there() {
     let engines = [engine(0, "127.0.0.1:0"), engine(1, "127.0.0.1:0")];
     let place = engines[0].local_addr().unwrap().to_string();

@@ -95,3 +95,25 @@ fn own_descriptors_lead_nowhere_in_a_child() {
     };
     assert!(fork(child, meanwhile));
 }
+
+#[test]
+fn each_process_makes_a_value_of_its_own_from_its_parents() {
+    static VALUES: PerProcess<Mutex<u32>> = PerProcess::new();
+    let after = |parents: Option<&Mutex<u32>>| match parents.map(|parents| parents.try_lock()) {
+        None => Mutex::new(1),
+        // What somebody holds at the fork.
+        Some(Err(_)) => Mutex::new(2),
+        Some(Ok(_)) => Mutex::new(3),
+    };
+    let value = move || *VALUES.get_or_make(after).lock().unwrap();
+    assert!(VALUES.get().is_none());
+    assert_eq!(value(), 1);
+    let held = VALUES.get().unwrap().lock().unwrap();
+    let child = move |_| {
+        let is_own = VALUES.get().is_none() && value() == 2;
+        is_own && value() == 2 && fork(move |_| value() == 3, |_| true) && value() == 2
+    };
+    assert!(fork(child, |_| true));
+    drop(held);
+    assert_eq!(value(), 1);
+}

@@ -483,11 +483,23 @@ impl ClientConnection {
         }
         self.note(id, token, Err(status));
         if is_sent && tell_peer && self.has(Features::CANCEL) {
-            let mut frame = self.outgoing.empty_frame();
-            encode::cancel(&mut frame, id.raw());
-            frame.token = NO_CALL;
-            self.outgoing.push(frame);
+            self.send_cancel(id);
         }
+    }
+
+    fn send_cancel(&mut self, id: SlotId) {
+        let mut frame = self.outgoing.empty_frame();
+        encode::cancel(&mut frame, id.raw());
+        frame.token = NO_CALL;
+        self.outgoing.push(frame);
+    }
+
+    /// Tells the peer of calls that were given up before it was known to understand that.
+    pub(crate) fn send_late_cancels(&mut self) {
+        let calls = self.calls.iter();
+        let abandoned = calls.filter(|(_, call)| call.state == CallState::Abandoned);
+        let abandoned: Vec<SlotId> = abandoned.map(|(id, _)| id).collect();
+        abandoned.into_iter().for_each(|id| self.send_cancel(id));
     }
 
     /// Frees the slot of a call, and ends it unless it has ended before.

@@ -130,8 +130,21 @@ impl Drop for ComputePool {
 
 impl Compute for ComputePool {
     fn spawn(&self, peer: Account, job: Job) {
-        // What is over only lets go of what it holds, which may panic as all code of a program.
-        self.0.push(peer, job).into_iter().for_each(run);
+        let over = self.0.push(peer, job);
+        if !over.is_empty() {
+            let_go(over);
+        }
+    }
+}
+
+/// Lets jobs that are over drop what they hold. That is code of a program, which may wait for what
+/// the caller holds: a shard, or a lock within which it has woken a future.
+fn let_go(over: Vec<Job>) {
+    let started = thread::Builder::new()
+        .name("compute-over".to_owned())
+        .spawn(|| over.into_iter().for_each(run));
+    if let Err(error) = started {
+        tracing::warn!(%error, "no thread to drop calls that were given up; they were dropped at once");
     }
 }
 
@@ -145,5 +158,53 @@ pub(crate) fn run(job: Job) {
             tracing::error!(message, "a function panicked");
             drop(payload);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Locks a mutex when it is dropped, as a destructor of a program may.
+    struct Locks(Arc<Mutex<u32>>);
+
+    impl Drop for Locks {
+        fn drop(&mut self) {
+            *self.0.lock().unwrap() += 1;
+        }
+    }
+
+    #[test]
+    fn who_wakes_a_future_runs_no_code_of_others() {
+        let pool = Arc::new(ComputePool::start("compute", Some(1)).unwrap());
+        let peer = Account::of([10, 0, 0, 1].into());
+        let (held, holds) = channel::<()>();
+        pool.spawn(peer, Job::new(move || assert!(holds.recv().is_err())));
+        let dropped = Arc::new(Mutex::new(0));
+        for _ in 0..40 {
+            let value = Locks(Arc::clone(&dropped));
+            pool.spawn(peer, Job::new(move || drop(value)).until(|| true));
+        }
+        let (done, ends) = channel();
+        let (lock, also) = (Arc::clone(&dropped), Arc::clone(&pool));
+        thread::spawn(move || {
+            let _locked = lock.lock().unwrap();
+            for _ in 0..40 {
+                also.spawn(peer, Job::new(|| ()).until(|| true));
+            }
+            done.send(()).unwrap();
+        });
+        ends.recv_timeout(Duration::from_secs(20))
+            .expect("a wake-up waits for a destructor");
+        drop(held);
+        let end = Instant::now() + Duration::from_secs(20);
+        while *dropped.lock().unwrap() < 40 {
+            assert!(Instant::now() < end, "all are dropped");
+            thread::yield_now();
+        }
     }
 }

@@ -13,8 +13,8 @@ mod start;
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::OwnFd;
@@ -36,7 +36,7 @@ use crate::command::Command;
 use crate::counters::Counters;
 use crate::exposition::{Exposition, ProgramPage, Telling, ToldMore};
 use crate::function::{AsyncFunction, Function, HoldWatch, ShortFunction};
-use crate::host::{HostError, HostHandle, TaskSpawner, wait};
+use crate::host::{HostError, HostHandle, TaskSpawner, is_turning, wait};
 use crate::local::would_block;
 use crate::metrics::Metrics;
 use crate::placement::CpuClaims;
@@ -59,7 +59,8 @@ pub struct Engine {
     shared: SharedParts,
     client: Client,
     report: StartReport,
-    hosts: Vec<HostHandle>,
+    /// None of them once the engine was told to stop.
+    hosts: Mutex<Vec<HostHandle>>,
     shards: Shards,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
@@ -515,10 +516,48 @@ impl Engine {
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all
     /// links close.
     ///
+    /// Code that runs on one of the engine's shards, such as a [`CompletionHandler`](crate::CompletionHandler),
+    /// does not wait for that: the shards end behind it. The same holds where it drops the engine.
+    ///
     /// # Errors
     /// A shard had ended before because its thread failed.
-    pub fn shutdown(mut self, grace: Duration) -> Result<(), HostError> {
+    pub fn shutdown(self, grace: Duration) -> Result<(), HostError> {
         self.stop(grace)
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, Vec<HostHandle>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what [`Engine::shutdown`] does to an engine that others hold too, whose calls of it
+    /// fail from then on. A second time it does nothing, and waits for nothing.
+    ///
+    /// # Errors
+    /// As of [`Engine::shutdown`].
+    pub fn stop(&self, grace: Duration) -> Result<(), HostError> {
+        let hosts = std::mem::take(&mut *self.hosts());
+        if self.shared.mailboxes.are_inherited() {
+            // The threads are the parent's.
+            std::mem::forget(hosts);
+            return Ok(());
+        }
+        for shard in 0..self.shared.mailboxes.len() {
+            self.shared
+                .mailboxes
+                .deliver(shard, Command::Stop { grace });
+        }
+        if self.shards.current().is_some() || is_turning() {
+            // A shard that waits for its own end waits for ever.
+            return Ok(());
+        }
+        let mut result = Ok(());
+        for host in hosts {
+            let ended = host.join();
+            if result.is_ok() {
+                result = ended;
+            }
+        }
+        result
     }
 
     /// Tells `witness` once if the engine dies, now if it was before, on the thread of the shard
@@ -537,27 +576,6 @@ impl Engine {
             .mailboxes
             .try_deliver(home, command)
             .map_err(|_| self.shared.mailboxes.refusal(home))
-    }
-
-    fn stop(&mut self, grace: Duration) -> Result<(), HostError> {
-        if self.shared.mailboxes.are_inherited() {
-            // The threads are the parent's.
-            std::mem::forget(std::mem::take(&mut self.hosts));
-            return Ok(());
-        }
-        for shard in 0..self.shared.mailboxes.len() {
-            self.shared
-                .mailboxes
-                .deliver(shard, Command::Stop { grace });
-        }
-        let mut result = Ok(());
-        for host in self.hosts.drain(..) {
-            let ended = host.join();
-            if result.is_ok() {
-                result = ended;
-            }
-        }
-        result
     }
 }
 

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
 use grpcxx_memory::{Arena, ArenaOptions};
@@ -102,28 +102,24 @@ pub(super) fn start(
     let clock = Clock::start();
     let (starting, started) = channel();
     let mut hosts = Vec::new();
-    // Closed before the hosts go, which wait for their threads. The first shard listens, so all who
-    // come find what others may call, and until then wait in the line of the system.
+    // The first shard listens. It turns when this is closed, so all who come find what others may
+    // call, and until then wait in the line of the system.
     let (gate, opened) = channel();
     let mut opened = Some(opened);
-    for (index, ends) in ends.into_iter().enumerate() {
-        let host = start_shard(
-            index,
-            ends,
-            &options,
-            &plan,
-            (&shared, &shards),
-            clock,
-            Starting {
-                tell: starting.clone(),
-                may_turn: opened.take(),
-            },
-        )?;
-        hosts.push(host);
-    }
+    let begun = ends.into_iter().enumerate().try_for_each(|(index, ends)| {
+        let shared = (&shared, &shards);
+        let starting = Starting {
+            tell: starting.clone(),
+            may_turn: opened.take(),
+        };
+        hosts.push(start_shard(
+            index, ends, &options, &plan, shared, clock, starting,
+        )?);
+        Ok(())
+    });
     drop(starting);
     let reports: Vec<Started> = started.iter().collect();
-    let are_all_made = reports.len() == options.shards;
+    let are_all_made = begun.is_ok() && reports.len() == options.shards;
     let driver = reports.first().map(|report| report.driver.clone());
     let shared_memory = reports.first().map(|report| report.shared_memory.clone());
     let rdma = reports.first().map(|report| report.rdma.clone());
@@ -132,7 +128,7 @@ pub(super) fn start(
         .into_iter()
         .filter_map(|report| report.tls)
         .collect();
-    let mut engine = Engine {
+    let engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
@@ -158,7 +154,7 @@ pub(super) fn start(
             star_address,
         },
         shared,
-        hosts,
+        hosts: Mutex::new(hosts),
         metrics: Metrics::new(shards.clone()),
         shards,
         turns: AtomicUsize::new(0),
@@ -173,8 +169,10 @@ pub(super) fn start(
         prepare(&engine);
     }
     drop::<Sender<()>>(gate);
-    if let Err(error) = engine.hosts.iter().try_for_each(HostHandle::wait_started) {
-        // The shards that did start are stopped; the error of the one that did not is what counts.
+    let waited = begun.and_then(|()| engine.hosts().iter().try_for_each(HostHandle::wait_started));
+    if let Err(error) = waited {
+        // The shards that did start are stopped, or they would hold the port; the error of the one
+        // that did not is what counts.
         let _ = engine.stop(std::time::Duration::ZERO);
         return Err(error.into());
     }
@@ -335,7 +333,7 @@ fn start_shard(
     (shared, shards): (&SharedParts, &Shards),
     clock: Clock,
     starting: Starting,
-) -> Result<HostHandle, EngineError> {
+) -> Result<HostHandle, HostError> {
     let host_options = HostOptions {
         name: format!("grpcxx-{index}"),
         kind: plan.host.kind,
@@ -361,7 +359,7 @@ fn start_shard(
             starting,
         )
     };
-    Ok(host::spawn_with(host_options, jobs, make, lend, presence)?)
+    host::spawn_with(host_options, jobs, make, lend, presence)
 }
 
 /// Makes a shard on the thread that will turn it.

@@ -519,6 +519,11 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
     }
 }
 
+/// Whether the calling thread turns a shard that its owner has lent.
+pub(crate) fn is_turning() -> bool {
+    Turning::is_under_way()
+}
+
 impl<L: ShardLoop> Seat<L> {
     fn shard(&mut self) -> &mut L {
         self.shard.as_mut().expect("its owner has not kept it yet")

@@ -36,7 +36,7 @@ pub(crate) use beside::Beside;
 pub use choice::{HostChoice, HostKind, HostSetting};
 pub use error::{HostError, ShardError};
 pub(crate) use inline::Inline;
-pub(crate) use lent::{Lend, Lent};
+pub(crate) use lent::{Lend, Lent, is_turning};
 pub(crate) use life::Presence;
 pub use options::HostOptions;
 pub use shard_loop::{Clock, ShardLoop};

@@ -50,7 +50,7 @@ pub(super) struct Summary {
 }
 
 impl Limit {
-    pub(super) const fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             kinds: Mutex::new(Vec::new()),
         }

@@ -11,6 +11,7 @@ mod queue;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use grpcxx_memory::forks::PerProcess;
 use tracing::Event;
 
 pub use queue::LogQueue;
@@ -56,7 +57,7 @@ pub fn counters() -> LogCounters {
 /// Whether `event` should be written. If it is like many before it, it only counts for the line
 /// that later says how many there were.
 pub fn admit(event: &Event<'_>) -> bool {
-    let (is_admitted, ended) = LIMIT.admit(event, Instant::now());
+    let (is_admitted, ended) = limit().admit(event, Instant::now());
     for summary in ended {
         summary.tell();
     }
@@ -69,13 +70,18 @@ pub fn admit(event: &Event<'_>) -> bool {
 /// Says how many lines were held back in windows that have ended, or in all. Returns when the next
 /// window ends.
 fn tell_suppressed(now: Instant, all: bool) -> Option<Instant> {
-    let (ended, next) = LIMIT.end_windows(now, all);
+    let (ended, next) = limit().end_windows(now, all);
     for summary in ended {
         summary.tell();
     }
     next
 }
 
-static LIMIT: Limit = Limit::new();
+/// That of this process. A child begins anew: a thread that it has not may hold its parent's lock.
+fn limit() -> &'static Limit {
+    static LIMIT: PerProcess<Limit> = PerProcess::new();
+    LIMIT.get_or_make(|_parents| Limit::new())
+}
+
 static LINES_LOST: AtomicU64 = AtomicU64::new(0);
 static LINES_SUPPRESSED: AtomicU64 = AtomicU64::new(0);

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use super::{LINES_LOST, tell_suppressed};
 
 /// Lines on their way to a thread that writes them. Pushing never waits: a line that finds no place
-/// is lost, counted, and a later line says so.
+/// is lost, counted, and a later line says so. A forked child, which has not that thread, starts a
+/// queue of its own.
 #[derive(Debug)]
 pub struct LogQueue<L> {
     sender: SyncSender<Queued<L>>,
@@ -28,7 +29,7 @@ struct Queued<L> {
     bytes: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
     /// Memory of the lines on their way.
     bytes: AtomicUsize,
@@ -66,7 +67,7 @@ impl<L: Send + 'static> LogQueue<L> {
     /// The system gives no thread.
     pub fn start(write: impl FnMut(L) -> bool + Send + 'static) -> io::Result<Self> {
         let (sender, receiver) = sync_channel(LINES_MAX);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new());
         let writer = Writer {
             receiver,
             shared: Arc::clone(&shared),
@@ -115,6 +116,17 @@ impl<L: Send + 'static> LogQueue<L> {
 }
 
 impl Shared {
+    fn new() -> Self {
+        Self {
+            bytes: AtomicUsize::new(0),
+            pushed: AtomicU64::new(0),
+            taken: Mutex::new(0),
+            progress: Condvar::new(),
+            // What was lost before is not this queue's, as in a child what its parent lost.
+            lost_told: AtomicU64::new(LINES_LOST.load(Ordering::Relaxed)),
+        }
+    }
+
     fn tell_lost(&self) {
         let lost = LINES_LOST.load(Ordering::Relaxed);
         if self.lost_told.swap(lost, Ordering::Relaxed) < lost {

@@ -177,12 +177,6 @@ impl<A> Core<A> {
 
     fn start_local_call(&mut self, call: SlotId, request: Request, deadline: Option<Time>) {
         self.timers.arm(Subject::Call(call), deadline, &mut None);
-        // Most calls end long before their deadlines.
-        let calls = &self.outgoing.calls;
-        self.timers.prune(|subject| match subject {
-            Subject::Call(call) => calls.has(call),
-            Subject::Peer(_) | Subject::Server(_) | Subject::Leaving(_) => true,
-        });
         let origin = Origin::Local {
             shard: self.index as u16,
             call,

@@ -289,6 +289,7 @@ impl<A> Core<A> {
         let mut events = 0;
         self.look_at_peers(transport);
         self.give_back.run(&mut self.arena, self.now);
+        self.prune_timers();
         while let Some((subject, at)) = self.timers.poll(self.now) {
             events += 1;
             match subject {
@@ -299,6 +300,24 @@ impl<A> Core<A> {
             }
         }
         events
+    }
+
+    /// Drops times that nobody waits for any more: most calls end long before their deadlines, and
+    /// peers may change theirs as often as they like.
+    fn prune_timers(&mut self) {
+        let (outgoing, incoming, departures) = (&self.outgoing, &self.incoming, &self.departures);
+        self.timers.prune(|subject, at| match subject {
+            Subject::Call(call) => outgoing.calls.has(call),
+            Subject::Peer(slot) => outgoing.peers[slot].armed == Some(at),
+            Subject::Server(id) => {
+                let server = incoming.servers.find(id);
+                server.is_some_and(|server| server.armed() == Some(at))
+            }
+            Subject::Leaving(id) => {
+                let leaving = departures.leaving.find(id);
+                leaving.is_some_and(|leaving| leaving.armed == Some(at))
+            }
+        });
     }
 
     pub(super) fn next_timeout(&self) -> Option<Time> {

@@ -17,7 +17,7 @@ pub(super) enum Subject {
 /// When each subject wants to be looked at again; one time per subject.
 ///
 /// A subject that changes its mind leaves its old entry behind; such entries are dropped when they
-/// come up.
+/// come up, or when there may be more of them than of others.
 #[derive(Debug)]
 pub(crate) struct Timers<S> {
     heap: BinaryHeap<Reverse<(Time, S)>>,
@@ -33,13 +33,18 @@ impl<S: Ord + Copy> Timers<S> {
         }
     }
 
-    /// Drops the times of subjects that are gone, as soon as there may be more of them than of
-    /// others.
-    pub(crate) fn prune(&mut self, mut is_there: impl FnMut(S) -> bool) {
-        if self.heap.len() > self.prune_above {
-            self.heap.retain(|Reverse((_, subject))| is_there(*subject));
-            self.prune_above = (2 * self.heap.len()).max(PRUNE_ABOVE_MIN);
+    /// Drops times that are not, or no more, those of their subjects, as soon as there may be more
+    /// of them than of others.
+    pub(crate) fn prune(&mut self, mut is_present: impl FnMut(S, Time) -> bool) {
+        if self.heap.len() <= self.prune_above {
+            return;
         }
+        let mut noted = std::mem::take(&mut self.heap).into_vec();
+        noted.retain(|Reverse((at, subject))| is_present(*subject, *at));
+        noted.sort_unstable();
+        noted.dedup();
+        self.prune_above = (2 * noted.len()).max(PRUNE_ABOVE_MIN);
+        self.heap = noted.into();
     }
 
     /// Notes a new time. `armed` is the subject's own record of its current time.
@@ -86,9 +91,26 @@ mod tests {
         let far = Time::from_nanos(1_000_000);
         for subject in 0..100_000_u64 {
             timers.arm(subject, Some(far), &mut None);
-            timers.prune(|other| other == subject || other == 0);
+            timers.prune(|other, _| other == subject || other == 0);
         }
         assert!(timers.heap.len() <= PRUNE_ABOVE_MIN + 1);
         assert_eq!(timers.poll(far), Some((0, far)));
+    }
+
+    #[test]
+    fn times_of_a_subject_that_changes_its_mind_do_not_pile_up() {
+        let (mut timers, mut armed) = (Timers::new(), None);
+        for before in 0..100_000 {
+            timers.arm(7, Some(Time::from_nanos(200_000 - before)), &mut armed);
+            timers.prune(|_, at| armed == Some(at));
+        }
+        assert!(timers.heap.len() <= PRUNE_ABOVE_MIN + 1);
+        let first = Time::from_nanos(100_001);
+        assert_eq!(timers.poll(first), Some((7, first)));
+        for _ in 0..100_000 {
+            timers.arm(7, Some(first), &mut None);
+            timers.prune(|_, _| true);
+        }
+        assert!(timers.heap.len() <= PRUNE_ABOVE_MIN + 1);
     }
 }

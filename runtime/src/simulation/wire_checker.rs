@@ -92,7 +92,7 @@ impl<T: Transport> Transport for WireChecker<T> {
     type Accepted = T::Accepted;
 
     forward_transport!(inner: name listen unlisten adopt resume end_stream close submit);
-    forward_transport!(inner: reading frames_in_flight offer upgrade);
+    forward_transport!(inner: reading frames_in_flight ends offer upgrade);
 
     fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
         let link = self.inner.connect(peer)?;

@@ -51,6 +51,11 @@ class Elements(tf.data.Iterator):
         except StopIteration:
             return tf.experimental.Optional.empty(self._element_spec)
 
+    def close(self) -> None:
+        """Lets go of what reads ahead, if something does: a generator closes so what it is left in the midst of."""
+        if hasattr(self._elements, "close"):
+            self._elements.close()
+
     def __next__(self) -> Any:
         if not tf.executing_eagerly():
             raise ValueError(IN_FUNCTION)
@@ -64,25 +69,35 @@ class Elements(tf.data.Iterator):
     def _undecided(self) -> Any:
         if self._combined_before is None:
             self._combined_before = self._state.combined
-            self._kept = self._group()
+            if self._state.rank == 0:
+                # What may be the others' stays where it is for now: rank 0 saves how far it has come.
+                return next(self._elements)
+            self._kept = self._next(self._state.size)
             if len(self._kept) < self._state.size:
                 self._is_divided = False
                 return next(self)
             return self._kept.pop(self._state.rank)
+        self._decide()
+        return next(self)
+
+    def _decide(self) -> None:
         self._is_divided = self._state.combined > self._combined_before
+        if self._is_divided and self._state.rank == 0:
+            self._kept = self._next(self._state.size - 1)
+            # Elements that are fewer than the ranks are divided nowhere.
+            self._is_divided = len(self._kept) == self._state.size - 1
         if self._is_divided:
             self._state.sharded += 1
             self._kept = []
-        return next(self)
 
     def _mine(self) -> Any:
-        group = self._group()
+        group = self._next(self._state.size)
         if len(group) < self._state.size:
             raise StopIteration
         return group[self._state.rank]
 
-    def _group(self) -> list[Any]:
-        return list(itertools.islice(self._elements, self._state.size))
+    def _next(self, count: int) -> list[Any]:
+        return list(itertools.islice(self._elements, count))
 
     def _tell_if_it_trains(self) -> None:
         if self._state.combined > self._combined_before:
@@ -93,6 +108,13 @@ class Elements(tf.data.Iterator):
             )
 
     def _serialize_to_tensors(self) -> dict[str, Any]:
+        if self._is_divided is None and self._combined_before not in (None, self._state.combined):
+            self._decide()
+        if self._kept and self._state.rank == 0:
+            raise ValueError(
+                f"an iterator over fewer elements than the {self._state.size} ranks is saved in the midst of them: save"
+                " it before the first or behind the last"
+            )
         return self._elements._serialize_to_tensors()
 
     def _restore_from_tensors(self, tensors: dict[str, Any]) -> Any:

@@ -65,6 +65,8 @@ pub struct Channel {
     /// What the peer has said about where its stream goes on here.
     cut: Option<u64>,
     peer_gone: bool,
+    /// Whether the peer may have said more than one look at the socket takes.
+    has_unheard: bool,
     mapped_bytes_max: u64,
     lend_bytes_min: usize,
     lent_bytes_max: usize,
@@ -194,6 +196,7 @@ impl Channel {
             peer_process: None,
             cut: None,
             peer_gone: false,
+            has_unheard: false,
             mapped_bytes_max: options.mapped_bytes_max,
             lend_bytes_min: options.lend_bytes_min,
             lent_bytes_max: options.lent_bytes_max,
@@ -305,7 +308,11 @@ impl Channel {
             events += inbound.lose(link, handler);
         }
         self.loans.take_back(&self.writer);
-        let read = self.loans.read();
+        // A peer that still reads takes what is in the ring, and what was shown to it.
+        let read = match self.is_abandoned() {
+            true => self.loans.read(),
+            false => self.loans.shown(),
+        };
         for Complete { frame, shown } in self.complete.drain(..) {
             let outcome = if shown <= read {
                 Outcome::Done
@@ -323,7 +330,7 @@ impl Channel {
         self.arriving = None;
         for arena in &self.peer_arenas {
             if let ArenaAccess::Mapped { borrowed, .. } = &arena.access {
-                borrowed.let_go();
+                borrowed.let_go(&self.returns());
             }
         }
         self.writer.end(!matches!(reason, CloseReason::Failed(_)));

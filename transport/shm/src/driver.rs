@@ -1,6 +1,7 @@
 //! What the links of a shard share: their sockets, the arena for copies, staging memory and
 //! counters.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use grpcxx_memory::OwnFd;
@@ -23,7 +24,7 @@ pub(crate) struct LinkDriver {
     pub(crate) counters: ShmCounters,
     pub(crate) frames_in_flight: usize,
     /// Links whose sockets have something to say.
-    pub(crate) readable: Vec<LinkId>,
+    pub(crate) readable: VecDeque<LinkId>,
     /// Whether a socket has something to say that is not of a link.
     pub(crate) is_other_readable: bool,
     blind_spots: BlindSpots,
@@ -42,7 +43,7 @@ impl LinkDriver {
             poller: Poller::new()?,
             counters: ShmCounters::default(),
             frames_in_flight: 0,
-            readable: Vec::with_capacity(READABLE_AT_ONCE),
+            readable: VecDeque::with_capacity(READABLE_AT_ONCE),
             is_other_readable: false,
             blind_spots: BlindSpots::default(),
             orphans: Vec::new(),
@@ -93,7 +94,7 @@ impl LinkDriver {
         let (readable, is_other_readable) = (&mut self.readable, &mut self.is_other_readable);
         self.turns_since_poll = 0;
         self.poller.poll(timeout, |subject| match subject {
-            Subject::Link(id) => readable.push(id),
+            Subject::Link(id) => readable.push_back(id),
             Subject::Other => *is_other_readable = true,
         })
     }
@@ -128,6 +129,12 @@ impl LinkDriver {
         self.is_other_readable || !self.readable.is_empty()
     }
 
+    /// How many links are gone whose peers still have memory of this process, and how many bytes.
+    pub(crate) fn orphaned(&self) -> (usize, usize) {
+        let bytes = self.orphans.iter().map(Orphan::lent_bytes).sum();
+        (self.orphans.len(), bytes)
+    }
+
     /// Deals with sockets of links that are gone. Returns whether sockets that are not of links had
     /// something to say.
     pub(crate) fn take_others(&mut self) -> bool {
@@ -135,6 +142,7 @@ impl LinkDriver {
             return false;
         }
         self.orphans.retain_mut(|orphan| !orphan.is_settled());
+        self.is_other_readable = self.orphans.iter().any(Orphan::has_unheard);
         true
     }
 

@@ -87,13 +87,20 @@ impl Link {
         events
     }
 
-    /// Takes the peer's messages. Returns the peer's cut if it has said where that is.
-    pub(crate) fn hear(&mut self) -> Option<u64> {
-        let channel = self.channel.as_mut()?;
+    /// Takes the peer's messages. Returns whether there may be more of them.
+    pub(crate) fn hear(&mut self) -> bool {
+        let Some(channel) = &mut self.channel else {
+            return false;
+        };
         if let Err(error) = channel.hear() {
             self.phase.end(CloseReason::Failed(error));
         }
-        channel.cut()
+        channel.has_unheard()
+    }
+
+    /// Where the peer's stream goes on here, if it has said so.
+    pub(crate) fn cut(&self) -> Option<u64> {
+        self.channel.as_ref()?.cut()
     }
 
     /// Ends a pause.

@@ -49,6 +49,8 @@ pub(crate) struct Orphan {
     writer: RingWriter,
     reader: RingReader,
     socket: Arc<OwnFd>,
+    /// Whether the peer may have said more than one look at the socket takes.
+    has_unheard: bool,
 }
 
 /// Memory of the peer, of which it lends parts. It keeps the socket open, whose end tells the peer
@@ -199,11 +201,17 @@ impl Orphan {
             writer,
             reader,
             socket,
+            has_unheard: false,
         }
     }
 
     pub(crate) fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
+    }
+
+    /// Bytes that the peer still has.
+    pub(crate) fn lent_bytes(&self) -> usize {
+        self.loans.bytes()
     }
 
     /// Lets go of what was given back, and says whether that is all.
@@ -213,18 +221,20 @@ impl Orphan {
             self.loans.release_shown();
         }
         // What comes is of no interest, but for the end.
-        for _ in 0..MESSAGES_MAX {
-            match socket::receive(&self.socket) {
-                Ok(Some(_)) => {}
-                Ok(None) => self.loans.release(),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => break,
-                Err(_) => self.loans.release(),
+        self.has_unheard = (0..MESSAGES_MAX).all(|_| match socket::receive(&self.socket) {
+            Ok(Some(_)) => true,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
+            Ok(None) | Err(_) => {
+                self.loans.release();
+                false
             }
-            if self.loans.is_empty() {
-                break;
-            }
-        }
+        });
         self.loans.is_empty()
+    }
+
+    /// Whether the last look at the socket has left messages there, of which nobody tells again.
+    pub(crate) fn has_unheard(&self) -> bool {
+        self.has_unheard
     }
 }
 
@@ -246,8 +256,7 @@ impl Lender for PeerMemory {
     }
 
     fn give_back(&self, slot: usize) {
-        self.borrowed.out[slot / 64].fetch_and(!(1 << (slot % 64)), Ordering::Relaxed);
-        self.returns.give_back(slot);
+        self.borrowed.give_back(slot, &self.returns);
     }
 }
 
@@ -261,22 +270,45 @@ impl BorrowedParts {
         }
     }
 
-    /// Notes that a slot has a loan from here, and where it lies.
-    pub(crate) fn note(&self, slot: usize, place: Range<usize>) {
+    /// Notes that a slot has a loan from here, and where it lies. False if it has one already: a
+    /// peer that lends a slot again before it is given back would have this end forget that the
+    /// new loan is out.
+    pub(crate) fn note(&self, slot: usize, place: Range<usize>) -> bool {
+        let (word, bit) = self.out_bit(slot);
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            return false;
+        }
         self.places[slot]
             .start
             .store(place.start, Ordering::Relaxed);
         self.places[slot].end.store(place.end, Ordering::Relaxed);
-        self.out[slot / 64].fetch_or(1 << (slot % 64), Ordering::Release);
+        word.fetch_or(bit, Ordering::Release);
+        true
+    }
+
+    /// Tells the peer that a loan is over, once.
+    fn give_back(&self, slot: usize, returns: &Returns) {
+        let (word, bit) = self.out_bit(slot);
+        if word.fetch_and(!bit, Ordering::Relaxed) & bit != 0 {
+            returns.give_back(slot);
+        }
+    }
+
+    /// Where it stands that a slot has a loan from here.
+    fn out_bit(&self, slot: usize) -> (&AtomicU64, u64) {
+        (&self.out[slot / 64], 1 << (slot % 64))
     }
 
     /// What is borrowed, in the order of its addresses.
     fn parts(&self) -> Vec<Range<usize>> {
-        let is_out = |slot: usize| self.out[slot / 64].load(Ordering::Acquire) >> (slot % 64) & 1;
+        let is_out = |slot: usize| {
+            let (word, bit) = self.out_bit(slot);
+            word.load(Ordering::Acquire) & bit != 0
+        };
         let place =
             |place: &Place| place.start.load(Ordering::Relaxed)..place.end.load(Ordering::Relaxed);
         let mut parts: Vec<Range<usize>> = (self.places.iter().enumerate())
-            .filter(|(slot, _)| is_out(*slot) == 1)
+            .filter(|(slot, _)| is_out(*slot))
             .map(|(_, at)| place(at))
             // A child may see a place of which the half is written.
             .filter(|place| place.start <= place.end && place.end <= self.len_bytes)
@@ -286,14 +318,16 @@ impl BorrowedParts {
     }
 
     /// Lets go of the peer's memory at the end of a link, after which nothing more is borrowed: a
-    /// small tensor would else keep all of it. What is still borrowed is copied, unless that is a
-    /// good part of the memory, or much.
-    pub(crate) fn let_go(&self) {
+    /// small tensor would else keep all of it. What is still borrowed is copied and given back,
+    /// unless that is a good part of the memory, or much.
+    pub(crate) fn let_go(&self, returns: &Returns) {
         let parts = self.parts();
         let bytes = parts.iter().map(Range::len).fold(0, usize::saturating_add);
         if bytes <= COPIED_BYTES_MAX && bytes <= self.len_bytes / USED_SHARE_MIN {
             // Without memory for copies all stays as it is.
-            let _ = self.arena.keep_copies(&parts);
+            if self.arena.keep_copies(&parts).is_ok() {
+                (0..LOANS_MAX).for_each(|slot| self.give_back(slot, returns));
+            }
         }
     }
 }
@@ -341,3 +375,32 @@ const USED_SHARE_MIN: usize = 4;
 
 /// Messages that one look at an orphan takes.
 const MESSAGES_MAX: usize = 64;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+    use crate::segment::len_bytes;
+
+    /// Between the drop of a loan's last buffer and the mark of its return a peer may have lent the
+    /// slot again. Were that noted, the end of the link would take the new loan's memory away.
+    #[test]
+    fn a_slot_whose_loan_is_not_over_has_no_other_one() {
+        let (_, descriptor) = Memory::create(1 << 20).unwrap();
+        let arena = PeerArena::open(descriptor.as_fd(), 1 << 20, u64::MAX).unwrap();
+        let borrowed = BorrowedParts::new(arena, 1 << 20);
+        let (memory, socket) = Memory::create(len_bytes(4096)).unwrap();
+        let returns = Returns {
+            segment: Arc::new(Segment::new(memory, 4096)),
+            lane: 0,
+            _socket: Arc::new(socket.into()),
+        };
+        assert!(borrowed.note(70, 0..10));
+        assert!(!borrowed.note(70, 20..30));
+        let parts = borrowed.parts();
+        assert!(parts.len() == 1 && parts[0] == (0..10), "it stays there");
+        borrowed.give_back(70, &returns);
+        assert!(borrowed.parts().is_empty());
+        assert!(borrowed.note(70, 20..30));
+    }
+}

@@ -1,10 +1,12 @@
+use grpcxx_transport::{ENDS_BYTES, Ends};
+
 use crate::garbage::Garbage;
 
 /// What two ends tell each other over their UNIX socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// First of the dialler; comes with the descriptor of the segment.
-    Hello { token: Token, ring_bytes: u64 },
+    Hello { claim: LinkClaim, ring_bytes: u64 },
     /// The acceptor has the segment.
     Welcome,
     /// The acceptor does not want it.
@@ -21,6 +23,14 @@ pub(crate) enum Message {
     Seen,
 }
 
+/// Which link a dialler asks for; the default where its socket says that already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct LinkClaim {
+    pub(crate) token: Token,
+    /// The connection that the link began on, as the dialler sees it.
+    pub(crate) ends: Option<Ends>,
+}
+
 /// What an offer names, so that only who has read it can take it.
 pub(crate) type Token = [u8; 16];
 
@@ -31,10 +41,13 @@ impl Message {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![self.kind()];
         match self {
-            Self::Hello { token, ring_bytes } => {
+            Self::Hello { claim, ring_bytes } => {
                 bytes.push(VERSION);
-                bytes.extend_from_slice(token);
+                bytes.extend_from_slice(&claim.token);
                 bytes.extend_from_slice(&ring_bytes.to_le_bytes());
+                if let Some(ends) = claim.ends {
+                    bytes.extend_from_slice(&ends.encode());
+                }
             }
             Self::Refuse { reason } => {
                 let text = reason.as_bytes();
@@ -60,13 +73,14 @@ impl Message {
             return Err(garbage("length of a message", 0));
         };
         let message = match (kind, rest.len()) {
-            (KIND_HELLO, 25) => {
+            (KIND_HELLO, 25 | HELLO_BYTES) => {
                 check_version(rest[0])?;
                 let mut token = Token::default();
                 token.copy_from_slice(&rest[1..17]);
+                let ends = rest[25..].first_chunk().map(Ends::decode);
                 Self::Hello {
-                    token,
-                    ring_bytes: word(&rest[17..]),
+                    claim: LinkClaim { token, ends },
+                    ring_bytes: word(&rest[17..25]),
                 }
             }
             (KIND_WELCOME, 0) => Self::Welcome,
@@ -131,7 +145,9 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 1 + REASON_BYTES_MAX;
 /// What [`Message::Wake`] looks like.
 pub(crate) const WAKE: [u8; 1] = [KIND_WAKE];
 
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
+/// A hello of a link that began on a connection, without its kind.
+const HELLO_BYTES: usize = 25 + ENDS_BYTES;
 const REASON_BYTES_MAX: usize = 255;
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;
@@ -148,11 +164,17 @@ mod tests {
 
     #[test]
     fn messages_come_back_as_they_were() {
-        let messages = [
-            Message::Hello {
+        let [near, far] = [1, 2].map(|port| std::net::SocketAddr::from(([127, 0, 0, 1], port)));
+        let hello = |ends| Message::Hello {
+            claim: LinkClaim {
                 token: [7; 16],
-                ring_bytes: 1 << 20,
+                ends,
             },
+            ring_bytes: 1 << 20,
+        };
+        let messages = [
+            hello(None),
+            hello(Some(Ends::new(near, far))),
             Message::Welcome,
             Message::Refuse {
                 reason: "no room".to_owned(),
@@ -188,6 +210,7 @@ mod tests {
             &[1],
             &[1; 25],
             &[1; 27],
+            &[1; 60],
             &[2, 0],
             &[4; 8],
             &[5, 5],
@@ -195,7 +218,7 @@ mod tests {
             assert!(Message::decode(bytes).is_err(), "{bytes:?}");
         }
         let mut hello = Message::Hello {
-            token: [7; 16],
+            claim: LinkClaim::default(),
             ring_bytes: 4096,
         }
         .encode();

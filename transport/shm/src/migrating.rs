@@ -199,7 +199,11 @@ impl Medium for ShmMedium {
 
     fn listen(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         self.driver.look_if_due(now);
-        while let Some(id) = self.driver.readable.pop() {
+        // Who has more to say than one look takes has another one in the next turn.
+        for _ in 0..self.driver.readable.len() {
+            let Some(id) = self.driver.readable.pop_front() else {
+                break;
+            };
             self.hear(links, id);
         }
         if self.driver.take_others() {

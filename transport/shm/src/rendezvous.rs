@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::mapped;
 use crate::memory::Memory;
-use crate::message::{Message, Token};
+use crate::message::{LinkClaim, Message};
 use crate::options::{RING_BYTES_MAX, RING_BYTES_MIN, ShmOptions};
 use crate::poller::{Poller, Subject};
 use crate::segment::{Segment, len_bytes};
@@ -30,7 +30,7 @@ pub(crate) struct RendezvousSocket {
 pub(crate) struct PendingPeer {
     pub(crate) socket: OwnFd,
     pub(crate) segment: Segment,
-    pub(crate) token: Token,
+    pub(crate) claim: LinkClaim,
 }
 
 impl RendezvousSocket {
@@ -55,14 +55,14 @@ impl RendezvousSocket {
     }
 
     /// Accepts peers, and hands over those that have sent their memory. Counts those that are
-    /// turned away.
+    /// turned away. Returns whether others may wait, of which nobody tells again.
     pub(crate) fn admit(
         &mut self,
         now: Time,
         poller: &Poller,
         refused: &mut u64,
         mut each: impl FnMut(PendingPeer),
-    ) {
+    ) -> bool {
         // Few at a time where few files are to be had, since each is one until it is heard.
         let at_once = ACCEPTS_MAX.min(self.silent_max);
         for _ in 0..ACCEPTS_MAX.div_ceil(at_once) {
@@ -73,9 +73,10 @@ impl RendezvousSocket {
             self.silent.drain(..beyond);
             *refused += beyond as u64;
             if are_all_accepted {
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Accepts up to so many peers. Returns whether no other one waits.
@@ -112,12 +113,12 @@ impl RendezvousSocket {
                     self.silent.remove(index);
                     *refused += 1;
                 }
-                Some(Ok((segment, token))) => {
+                Some(Ok((segment, claim))) => {
                     let (_, socket) = self.silent.remove(index);
                     each(PendingPeer {
                         socket,
                         segment,
-                        token,
+                        claim,
                     });
                 }
             }
@@ -133,13 +134,13 @@ enum Unfit {
 }
 
 /// Reads what a connection says first; `None` if that is nothing yet.
-fn greet(socket: &OwnFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token), Unfit>> {
+fn greet(socket: &OwnFd, mapped_bytes_max: u64) -> Option<Result<(Segment, LinkClaim), Unfit>> {
     let packet = match socket::receive(socket) {
         Ok(Some(packet)) => packet,
         Err(Errno::AGAIN | Errno::INTR) => return None,
         Ok(None) | Err(_) => return Some(Err(Unfit::Garbage)),
     };
-    let Ok(Message::Hello { token, ring_bytes }) = Message::decode(packet.bytes()) else {
+    let Ok(Message::Hello { claim, ring_bytes }) = Message::decode(packet.bytes()) else {
         return Some(Err(Unfit::Garbage));
     };
     let segment = usize::try_from(ring_bytes)
@@ -154,7 +155,7 @@ fn greet(socket: &OwnFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token
                 Errno::NOMEM => Unfit::NoRoom,
                 _ => Unfit::Garbage,
             })?;
-            Ok((Segment::new(memory, bytes), token))
+            Ok((Segment::new(memory, bytes), claim))
         });
     Some(segment)
 }
@@ -162,7 +163,7 @@ fn greet(socket: &OwnFd, mapped_bytes_max: u64) -> Option<Result<(Segment, Token
 /// Dials a rendezvous socket and brings memory along.
 pub(crate) fn enter(
     name: &[u8],
-    token: Token,
+    claim: LinkClaim,
     ring_bytes: usize,
 ) -> Result<(OwnFd, Segment), (&'static str, Errno)> {
     let socket =
@@ -176,7 +177,7 @@ pub(crate) fn enter(
             _ => ("create shared memory with memfd_create", errno),
         })?;
     let hello = Message::Hello {
-        token,
+        claim,
         ring_bytes: ring_bytes as u64,
     };
     socket::send(&socket, &hello.encode(), Some(descriptor.as_fd()))

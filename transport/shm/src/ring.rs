@@ -272,6 +272,29 @@ mod interleavings {
         });
     }
 
+    /// Whoever sleeps again for less is woken for that, though the peer looked at what it wanted
+    /// before.
+    #[test]
+    fn no_sleeper_that_wants_less_is_forgotten() {
+        loom::model(|| {
+            let segment = segment();
+            let mut writer = RingWriter::new(Arc::clone(&segment), 0);
+            let mut reader = RingReader::new(Arc::clone(&segment), 0);
+            let there = Arc::clone(&segment);
+            let thread = loom::thread::spawn(move || {
+                let is_woken = there.must_wake(1, WANTS_ROOM);
+                writer.publish(8);
+                there.must_wake(1, WANTS_BYTES) || is_woken
+            });
+            segment.fall_asleep(1, WANTS_BYTES | WANTS_ROOM);
+            segment.wake_up(1);
+            segment.fall_asleep(1, WANTS_BYTES);
+            let has_seen = reader.available().expect("the writer is honest") > 0;
+            let is_woken = thread.join().expect("the writer does not fail");
+            assert!(has_seen || is_woken);
+        });
+    }
+
     /// A loan that is given back is taken back once.
     #[test]
     fn loans_come_home_once() {

@@ -60,7 +60,9 @@ impl Segment {
     /// Announces that a side is about to sleep and what it wants to be woken for. It must look for
     /// that once more before it sleeps.
     pub(crate) fn fall_asleep(&self, side: usize, wants: u32) {
-        self.header().asleep[side].0.store(wants, Ordering::Relaxed);
+        // A swap and no store, for that is how loom knows its order among the swaps of the peer. A
+        // sleep takes longer.
+        self.header().asleep[side].0.swap(wants, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
@@ -91,12 +93,12 @@ impl Segment {
     }
 
     /// Whether a side has to be woken, after something was published that it may want. Says so
-    /// once.
+    /// once. Between the two looks it may have gone to sleep again for something else; it is woken
+    /// all the same, since nobody would find any more that it sleeps.
     pub(crate) fn must_wake(&self, side: usize, published: u32) -> bool {
         fence(Ordering::SeqCst);
         let asleep = &self.header().asleep[side].0;
-        asleep.load(Ordering::Relaxed) & published != 0
-            && asleep.swap(0, Ordering::Relaxed) & published != 0
+        asleep.load(Ordering::Relaxed) & published != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
 
     /// Copies bytes to a place of a ring.

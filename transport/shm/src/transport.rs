@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::channel::{Channel, Side, failure};
 use crate::driver::{EVENTS_ENOUGH, LinkDriver};
 use crate::link::{Link, Phase};
+use crate::message::LinkClaim;
 use crate::poller::{Subject, watch_link};
 use crate::rendezvous::{self, PendingPeer, RendezvousSocket};
 use crate::wakeup::WakeUp;
@@ -109,9 +110,15 @@ impl ShmTransport {
     /// Looks at the sockets, if it is time.
     fn listen_around(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.driver.look_if_due(now);
-        while let Some(id) = self.driver.readable.pop() {
-            if let Some(link) = self.links.find_mut(id) {
-                link.hear();
+        // Who has more to say than one look takes has another one in the next turn.
+        for _ in 0..self.driver.readable.len() {
+            let Some(id) = self.driver.readable.pop_front() else {
+                break;
+            };
+            if let Some(link) = self.links.find_mut(id)
+                && link.hear()
+            {
+                self.driver.readable.push_back(id);
             }
         }
         if !self.driver.take_others() {
@@ -120,14 +127,18 @@ impl ShmTransport {
         self.wakeup.take();
         let mut events = 0;
         let LinkDriver {
-            poller, counters, ..
+            poller,
+            counters,
+            is_other_readable,
+            ..
         } = &mut self.driver;
         for (id, address, rendezvous) in &mut self.listeners {
             let (id, peer) = (*id, *address);
-            rendezvous.admit(now, poller, &mut counters.refused, |pending| {
+            let has_more = rendezvous.admit(now, poller, &mut counters.refused, |pending| {
                 handler.accepted(id, peer, Accepted { pending, peer });
                 events += 1;
             });
+            *is_other_readable |= has_more;
         }
         events
     }
@@ -184,14 +195,14 @@ impl Transport for ShmTransport {
         let inbound = Some(Inbound::new(next));
         let channel = (self.driver).channel(socket, segment, Side::Acceptor, inbound);
         let id = self.insert(Phase::Open, Some(channel))?;
-        self.driver.readable.push(id);
+        self.driver.readable.push_back(id);
         Ok(id)
     }
 
     fn connect(&mut self, peer: SocketAddr) -> Result<LinkId, TransportError> {
         self.check_room("connect to", peer)?;
         let ring_bytes = self.driver.options.ring_bytes();
-        match rendezvous::enter(&name_of(peer), [0; 16], ring_bytes) {
+        match rendezvous::enter(&name_of(peer), LinkClaim::default(), ring_bytes) {
             Ok((socket, segment)) => {
                 let channel = self.driver.channel(socket, segment, Side::Dialler, None);
                 self.insert(Phase::Dialled, Some(channel))

@@ -5,7 +5,7 @@ mod support;
 
 use std::collections::VecDeque;
 
-use grpcxx_memory::Buffer;
+use grpcxx_memory::{Arena, ArenaOptions, Buffer};
 use grpcxx_shm::{RING_BYTES_MIN, ShmCounters, ShmOptions};
 use grpcxx_transport::{LinkId, Outcome, Park, Transport};
 use support::*;
@@ -249,4 +249,22 @@ fn any_mix_arrives_in_order() {
             assert!(got[..] == pattern(len, seed), "{name}: kept");
         }
     }
+}
+
+/// However many arenas payloads are lent of, those that lie elsewhere have a place too.
+#[test]
+fn copies_are_lent_beside_any_number_of_arenas() {
+    let (mut a, near, mut b, _) = pair(&with_arena(8 << 20));
+    b.seen.borrows = true;
+    for round in 0..70 {
+        let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+            options.capacity_bytes = 1 << 20;
+            options.huge_pages = false;
+            options.shared = true;
+        }))
+        .unwrap();
+        exchange(&mut a, near, &mut b, &payload(&mut arena, 20_000, round));
+    }
+    let elsewhere = exchange(&mut a, near, &mut b, &heap(20_000, 1));
+    assert_eq!(elsewhere.bounced_bytes, 20_000);
 }

@@ -299,6 +299,33 @@ fn a_peer_that_dies_is_noticed_behind_its_last_byte() {
     }
 }
 
+/// The kernel tells once of what a socket has to say, however much that is.
+#[test]
+fn a_peer_that_dies_behind_many_messages_is_noticed() {
+    let (mut side, _, peer) = victim();
+    for _ in 0..200 {
+        peer.say(&[5], None);
+    }
+    drop(peer);
+    side.until("the link is closed", |side| !side.seen.closed.is_empty());
+}
+
+#[test]
+fn all_are_let_in_that_come_at_once() {
+    let mut side = Side::new(ShmOptions::default());
+    let address = side.listen();
+    let peers: Vec<Peer> = (0..100)
+        .map(|_| {
+            let peer = Peer::dial(address);
+            peer.hello(RING_BYTES_MIN as u64, Some(peer.segment.as_fd()));
+            peer
+        })
+        .collect();
+    side.until("all have come", |side| {
+        side.seen.accepted.len() == peers.len()
+    });
+}
+
 #[test]
 fn silence_at_the_door_keeps_nobody_out() {
     let mut side = Side::new(ShmOptions::default());

@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -101,6 +101,8 @@ struct Reader {
     messages: u64,
     bytes: u64,
     borrowed: bool,
+    /// What was borrowed, if it is not to be given back.
+    kept: Option<Vec<Buffer>>,
     sent: usize,
     lost: usize,
     /// Pause after so many messages, once.
@@ -191,8 +193,11 @@ impl LinkHandler<Accepted> for Reader {
         }
         let payload = landing.into_shared();
         self.check(&payload);
-        // Memory of its own could be written.
-        self.borrowed |= payload.try_into_mut().is_err();
+        match &mut self.kept {
+            Some(kept) => kept.push(payload),
+            // Memory of its own could be written.
+            None => self.borrowed |= payload.try_into_mut().is_err(),
+        }
         self.next()
     }
 
@@ -255,6 +260,15 @@ impl Side {
 
 /// Two sides with a link; the first has dialled.
 fn pair(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
+    pair_over(driver, options, |address| address)
+}
+
+/// Two sides with a link; the first has dialled the address that `via` makes of the other's.
+fn pair_over(
+    driver: DriverRequest,
+    options: ShmOptions,
+    via: impl Fn(SocketAddr) -> SocketAddr,
+) -> [Side; 2] {
     let mut sides = [0, 1].map(|index| Side {
         transport: Ledger::new(links(driver, options.clone()), format!("side {index}")),
         reader: Reader::default(),
@@ -267,7 +281,7 @@ fn pair(driver: DriverRequest, options: ShmOptions) -> [Side; 2] {
     });
     let any = "127.0.0.1:0".parse().unwrap();
     let (_, address) = sides[1].transport.listen(any).unwrap();
-    sides[0].link = sides[0].transport.connect(address).unwrap();
+    sides[0].link = sides[0].transport.connect(via(address)).unwrap();
     until(&mut sides, "connected", |[a, b]| {
         a.reader.connected && !b.reader.accepted.is_empty()
     });
@@ -374,6 +388,110 @@ fn streams_go_on_across_the_switch() {
             }
         }
     }
+}
+
+/// Who stands between two processes of a host may pass the offer of one on to the other. The two
+/// would prove to each other that they run as one user, and what the third sends would count as
+/// that user's.
+#[test]
+fn an_offer_that_somebody_passes_on_is_refused() {
+    for driver in drivers() {
+        let mut sides = pair_over(driver, ShmOptions::default(), forwarder);
+        upgrade(&mut sides);
+        until(&mut sides, "the offer is refused", |sides| {
+            sides[0].shm().last_failure().is_some()
+        });
+        let reason = sides[0].shm().last_failure().unwrap();
+        assert!(
+            reason.contains("not the ends of one connection"),
+            "{reason}"
+        );
+        assert_eq!(sides[1].shm().counters().refused, 1);
+        // The stream goes on where it is.
+        assert!(sides[0].send(1000, None));
+        until(&mut sides, "a message has come", |sides| {
+            sides[1].reader.messages == 1
+        });
+        for side in &sides {
+            assert_eq!(side.shm().migrated_links(), 0);
+        }
+    }
+}
+
+/// Passes on what comes in one connection to another one, in both directions.
+fn forwarder(target: SocketAddr) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let (near, _) = listener.accept().unwrap();
+        let far = TcpStream::connect(target).unwrap();
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+        }
+    });
+    address
+}
+
+/// A peer may end its links and keep what they lent it. Those that come then stay on TCP, where
+/// nothing is lent.
+#[test]
+fn what_ended_links_still_lend_is_bounded() {
+    for driver in drivers() {
+        let options = ShmOptions::default().with(|options| options.lent_bytes_max = 150_000);
+        let mut sides = pair(driver, options);
+        let (_, address) = (sides[1].transport.listen("127.0.0.1:0".parse().unwrap())).unwrap();
+        // So small that each loan is a good part of it, which nobody copies.
+        let mut arena = Arena::new(ArenaOptions::default().with(|options| {
+            options.capacity_bytes = 256 << 10;
+            options.huge_pages = false;
+            options.shared = true;
+        }))
+        .unwrap();
+        sides[0].reader.kept = Some(Vec::new());
+        for round in 0..2 {
+            upgrade(&mut sides);
+            until(&mut sides, "both have migrated", |sides| {
+                sides.iter().all(|side| side.shm().migrated_links() == 1)
+            });
+            assert!(sides[1].send(100_000, Some(&mut arena)));
+            until(&mut sides, "it came", |sides| {
+                sides[0].reader.messages == round + 1
+            });
+            dial_again(&mut sides, address);
+        }
+        upgrade(&mut sides);
+        until(&mut sides, "the offer is refused", |sides| {
+            sides[0].shm().last_failure().is_some()
+        });
+        let reason = sides[0].shm().last_failure().unwrap();
+        assert!(reason.contains("peers keep 200000 bytes"), "{reason}");
+        sides[0].reader.kept = Some(Vec::new());
+        dial_again(&mut sides, address);
+        upgrade(&mut sides);
+        until(&mut sides, "what is given back does not count", |sides| {
+            sides.iter().all(|side| side.shm().migrated_links() == 1)
+        });
+    }
+}
+
+/// Closes the link and makes another one.
+fn dial_again(sides: &mut [Side; 2], address: SocketAddr) {
+    let link = sides[0].link;
+    sides[0].transport.close(link, false);
+    until(sides, "it closed", |sides| {
+        sides.iter().all(|side| side.reader.closed.is_some())
+    });
+    for side in sides.iter_mut() {
+        side.reader.closed = None;
+        side.reader.connected = false;
+    }
+    sides[0].link = sides[0].transport.connect(address).unwrap();
+    until(sides, "connected", |[a, b]| {
+        a.reader.connected && !b.reader.accepted.is_empty()
+    });
+    let accepted = sides[1].reader.accepted.pop().unwrap();
+    sides[1].link = sides[1].transport.adopt(accepted, HEAD).unwrap();
 }
 
 fn resume(side: &mut Side) {

@@ -67,7 +67,7 @@ impl<T: Transport> Ledger<T> {
 impl<T: Transport> Transport for Ledger<T> {
     type Accepted = T::Accepted;
 
-    forward_transport!(inner: name listen unlisten submit reading frames_in_flight offer upgrade);
+    forward_transport!(inner: name listen unlisten submit reading frames_in_flight ends offer upgrade);
 
     fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {
         let order = Order::of(&next);

@@ -3,12 +3,14 @@
 use std::collections::VecDeque;
 
 use super::Medium;
-use crate::{CloseReason, Frame, LinkId, Next, Time, TransportError};
+use crate::{CloseReason, Ends, Frame, LinkId, Next, Time, TransportError};
 
 /// One link of a [`Migrating`](super::Migrating) transport.
 pub struct MigratingLink<M: Medium> {
     /// The link of the base transport, while it is there.
     pub(super) base: Option<LinkId>,
+    /// The addresses of the base transport's connection, known once the link may migrate.
+    pub(super) ends: Option<Ends>,
     /// Bytes of all frames that the base transport has accepted.
     pub(super) sent_bytes: u64,
     /// Frames that the base transport has accepted and not given back, with the record.
@@ -70,6 +72,7 @@ impl<M: Medium> MigratingLink<M> {
     pub(super) fn new() -> Self {
         Self {
             base: None,
+            ends: None,
             sent_bytes: 0,
             base_frames: 0,
             taken_bytes: 0,
@@ -90,6 +93,12 @@ impl<M: Medium> MigratingLink<M> {
     /// now.
     pub fn sent_bytes(&self) -> u64 {
         self.sent_bytes
+    }
+
+    /// The addresses of the connection that the link began on, where its transport knows them. Who
+    /// asks for the link elsewhere, and sees the same, is the peer of that connection.
+    pub fn ends(&self) -> Option<Ends> {
+        self.ends
     }
 
     /// The handshake, unless the link has migrated or is about to end.

@@ -26,8 +26,8 @@ use std::time::Duration;
 use self::link::{Closing, Question, Stage};
 use self::tap::BaseTap;
 use crate::{
-    CloseReason, Frame, LinkHandler, LinkId, Next, Outcome, Park, Reading, Refusal, Refused, Time,
-    Transport, TransportError, forward_transport,
+    CloseReason, Ends, Frame, LinkHandler, LinkId, Next, Outcome, Park, Reading, Refusal, Refused,
+    Time, Transport, TransportError, forward_transport,
 };
 
 /// A transport whose links begin on `T` and migrate to `M` where both ends can.
@@ -111,6 +111,15 @@ impl<T: Park, M: Medium> Migrating<T, M> {
         }
         self.turns_without_base = 0;
         true
+    }
+
+    /// Notes between which addresses a link runs, for the medium to compare.
+    fn note_ends(&mut self, id: LinkId) {
+        if self.medium.is_some()
+            && let Some(link) = self.registry.links.find_mut(id)
+        {
+            link.ends = link.base.and_then(|base| self.base.ends(base));
+        }
     }
 
     /// Lets what waits in a link go to the base transport, if it belongs there now.
@@ -433,7 +442,13 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
         }
     }
 
+    fn ends(&mut self, id: LinkId) -> Option<Ends> {
+        let base = self.base_link(id)?;
+        self.base.ends(base)
+    }
+
     fn offer(&mut self, id: LinkId) -> Option<Vec<u8>> {
+        self.note_ends(id);
         let link = self.registry.links.find_mut(id)?;
         let lower = link.base.and_then(|base| self.base.offer(base));
         let mut offer = lower.unwrap_or_default();
@@ -444,6 +459,7 @@ impl<T: Park, M: Medium> Transport for Migrating<T, M> {
     }
 
     fn upgrade(&mut self, id: LinkId, offer: &[u8]) {
+        self.note_ends(id);
         let (lower, offer) = M::split_offer(offer);
         let Some(link) = self
             .registry

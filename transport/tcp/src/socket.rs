@@ -1,9 +1,9 @@
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use grpcxx_memory::OwnFd;
-use grpcxx_transport::TransportError;
+use grpcxx_transport::{Ends, TransportError};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketFlags, SocketType, sockopt};
 
@@ -110,6 +110,12 @@ pub(crate) fn stay_near(socket: &OwnFd, peer: SocketAddr, options: &TcpOptions) 
     if options.send_buffer_bytes.is_none() {
         let _ = sockopt::set_socket_send_buffer_size(socket, NEAR_BUFFER_BYTES);
     }
+}
+
+/// The addresses between which a connection runs; `None` if it has ended.
+pub(crate) fn ends(socket: BorrowedFd<'_>) -> Option<Ends> {
+    let peer = rustix::net::getpeername(socket).ok()??;
+    Some(Ends::new(local_address(socket).ok()?, to_std(peer)?))
 }
 
 /// Whether the peer of a connection is on this host.

@@ -5,7 +5,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use grpcxx_transport::{
-    Frame, LinkHandler, LinkId, ListenerId, Next, Park, Reading, Refused, Time, Transport,
+    Ends, Frame, LinkHandler, LinkId, ListenerId, Next, Park, Reading, Refused, Time, Transport,
     TransportError, links_stay,
 };
 
@@ -14,7 +14,7 @@ use send_wrapper::SendWrapper;
 
 use crate::epoll::EpollDriver;
 use crate::uring::UringDriver;
-use crate::{Accepted, Driver, DriverChoice, DriverRequest, TcpCounters, TcpOptions};
+use crate::{Accepted, Driver, DriverChoice, DriverRequest, TcpCounters, TcpOptions, socket};
 
 /// TCP links of one shard, driven by io_uring or epoll.
 ///
@@ -141,6 +141,10 @@ impl Transport for TcpTransport {
 
     fn frames_in_flight(&self) -> usize {
         either!(self, driver => driver.frames_in_flight())
+    }
+
+    fn ends(&mut self, link: LinkId) -> Option<Ends> {
+        socket::ends(self.socket(link)?)
     }
 
     fn reading(&mut self, link: LinkId) -> Option<Reading> {

@@ -90,7 +90,7 @@ where
 {
     type Accepted = T::Accepted;
 
-    forward_transport!(base: name listen unlisten);
+    forward_transport!(base: name listen unlisten ends);
     links_stay!();
 
     fn adopt(&mut self, accepted: T::Accepted, next: Next) -> Result<LinkId, TransportError> {

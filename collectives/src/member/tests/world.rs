@@ -10,10 +10,11 @@ use grpcxx_rpc::{Code, DType, Reason, Shape, Status};
 use grpcxx_runtime::Time;
 
 use super::super::lane::{Entry, Lane};
-use super::super::lost::{Lost, left, silence};
+use super::super::lost::{Lost, left};
 use super::super::outbox::Taken;
 use super::super::tokens::HELLO;
-use super::super::{Due, State, advance, succeed};
+use super::super::waits::{Look, Word, look, waits_for};
+use super::super::{Due, Place, State, advance, succeed};
 use crate::description::Description;
 use crate::machine::{Effect, Machine, Slot, Task};
 use crate::operation::{Ending, Operation};
@@ -39,6 +40,8 @@ pub(super) struct World {
     pub(super) loss: Option<(u32, Loss)>,
     /// At which event, or before which operation.
     lost_at: usize,
+    /// Who calls only when nothing else can happen.
+    pub(super) late: Option<u32>,
     random: fastrand::Rng,
     now: u64,
     program: Vec<(Operator, usize)>,
@@ -53,6 +56,8 @@ struct Node {
     /// Its only lane is that of tag 0.
     state: State,
     health: Health,
+    /// What its program calls, one after the other.
+    program: Vec<(Operator, usize)>,
     called: usize,
     waiting: Option<Operation<Option<Vec<u8>>>>,
     results: Vec<Option<Vec<u8>>>,
@@ -68,13 +73,13 @@ enum Health {
     Dead,
 }
 
-/// To whom, in which turn, and what.
-type Place = (u32, u64, Slot);
+/// To whom, and what its key has behind the ranks.
+type Address = (u32, String);
 
 #[derive(Default)]
 struct Desk {
-    sent: HashMap<Place, Sent>,
-    asked: HashMap<Place, (u64, u32)>,
+    sent: HashMap<Address, Sent>,
+    asked: HashMap<Address, (u64, u32)>,
     /// Whom the rank tells when it is lost.
     attended_by: BTreeSet<u32>,
 }
@@ -91,6 +96,10 @@ enum Event {
     Fails(Receipt, Status),
     /// A rank hears that another one is lost.
     Misses(u32, u32, Status),
+    /// A rank is asked by another one for whom it waits.
+    Asked(u32, u32),
+    /// A rank hears from another one for whom that waits.
+    Hears(u32, u32, Vec<u32>),
 }
 
 /// What was asked of one rank by another.
@@ -110,6 +119,7 @@ impl World {
                 ..State::default()
             },
             health: Health::Well,
+            program: program.to_vec(),
             called: 0,
             waiting: None,
             results: Vec::new(),
@@ -120,6 +130,7 @@ impl World {
         Self {
             loss: None,
             lost_at: 0,
+            late: None,
             random,
             now: 0,
             program: program.to_vec(),
@@ -127,6 +138,11 @@ impl World {
             desks: (0..size).map(|_| Desk::default()).collect(),
             ready: (0..size).map(Event::Calls).collect(),
         }
+    }
+
+    /// Lets a rank call something else than the others.
+    pub(super) fn give(&mut self, rank: u32, program: &[(Operator, usize)]) {
+        self.node(rank).program = program.to_vec();
     }
 
     /// Draws who is lost, and when.
@@ -159,8 +175,7 @@ impl World {
                 }
                 events += 1;
                 self.now += self.random.u64(1..1000);
-                let next = self.random.usize(..self.ready.len());
-                let event = self.ready.swap_remove(next);
+                let event = self.next();
                 self.happen(event);
             }
             if !self.look() {
@@ -169,8 +184,19 @@ impl World {
         }
     }
 
-    pub(super) fn size(&self) -> u32 {
-        self.nodes.len() as u32
+    fn next(&mut self) -> Event {
+        let (mut next, count) = (self.random.usize(..self.ready.len()), self.ready.len());
+        if let Event::Calls(rank) = self.ready[next]
+            && self.late == Some(rank)
+        {
+            next = (next + 1) % count;
+        }
+        self.ready.swap_remove(next)
+    }
+
+    /// How many operations have ended well.
+    pub(super) fn ended(&self) -> usize {
+        self.nodes.iter().map(|node| node.results.len()).sum()
     }
 
     /// What each rank says why the group is over, but for the lost one.
@@ -225,6 +251,7 @@ impl World {
     fn happen(&mut self, event: Event) {
         let rank = match &event {
             Event::Calls(rank) | Event::Misses(rank, ..) => *rank,
+            Event::Asked(rank, _) | Event::Hears(rank, ..) => *rank,
             Event::Comes(receipt, _) | Event::Fails(receipt, _) => receipt.to,
         };
         let now = Time::from_nanos(self.now);
@@ -239,6 +266,13 @@ impl World {
                 let lost = Lost::of(&name(from), status);
                 let ended = lost.ends_group(&node.state.outbox, from);
                 return ended.unwrap_or_else(|status| self.fail(rank, status));
+            }
+            Event::Asked(_, by) => {
+                let ranks = waits_for(&node.state);
+                return self.ready.push(Event::Hears(by, rank, ranks));
+            }
+            Event::Hears(_, from, ranks) => {
+                return node.state.words.hear(from, Word::WaitsFor(ranks));
             }
             Event::Comes(receipt, data) => (receipt, Ok(data)),
             Event::Fails(receipt, status) => (receipt, Err(status)),
@@ -292,10 +326,11 @@ impl World {
         match loss {
             Some((_, Loss::DoesNotCall)) => return,
             Some((_, Loss::Leaves)) => return self.leave(rank),
-            _ if called == self.program.len() => return self.leave(rank),
+            _ if called == self.node(rank).program.len() => return self.leave(rank),
             _ => {}
         }
-        let (mut machine, ending, operation) = operation(self.program[called], (rank, size), false);
+        let call = self.node(rank).program[called];
+        let (mut machine, ending, operation) = operation(call, (rank, size), false);
         let now = Time::from_nanos(self.now);
         let node = self.node(rank);
         machine.set_number(node.lane().next_number());
@@ -342,16 +377,16 @@ impl World {
                     data,
                     outlives,
                 } => {
-                    let place = (to, number % 2, slot);
+                    let address = address(to, number, slot);
                     self.attend(rank, to);
                     let sent = Sent {
                         data,
                         outlives,
                         _taken: self.node(rank).state.outbox.send(to),
                     };
-                    let before = self.desks[rank as usize].sent.insert(place, sent);
+                    let before = self.desks[rank as usize].sent.insert(address.clone(), sent);
                     assert!(before.is_none(), "{slot:?} was sent to {to} again");
-                    self.carry(rank, place);
+                    self.carry(rank, address);
                 }
                 Effect::Receive { from, slot, ticket } => {
                     let receipt = Receipt {
@@ -369,7 +404,7 @@ impl World {
     }
 
     fn ask(&mut self, receipt: Receipt, slot: Slot) {
-        let (from, place) = (receipt.from, (receipt.to, receipt.number % 2, slot));
+        let (from, address) = (receipt.from, address(receipt.to, receipt.number, slot));
         if let Some(status) = self.refusal(from) {
             return self.ready.push(Event::Fails(receipt, status));
         }
@@ -377,9 +412,9 @@ impl World {
             return;
         }
         let asked = &mut self.desks[from as usize].asked;
-        let before = asked.insert(place, (receipt.number, receipt.ticket));
+        let before = asked.insert(address.clone(), (receipt.number, receipt.ticket));
         assert!(before.is_none(), "{slot:?} was asked of {from} again");
-        self.carry(from, place);
+        self.carry(from, address);
     }
 
     /// Asks a rank to tell when it is lost.
@@ -405,18 +440,18 @@ impl World {
     }
 
     /// What was both sent and asked for is on its way.
-    fn carry(&mut self, from: u32, place: Place) {
+    fn carry(&mut self, from: u32, address: Address) {
         let desk = &mut self.desks[from as usize];
-        if !desk.asked.contains_key(&place) {
+        if !desk.asked.contains_key(&address) {
             return;
         }
-        let Some(sent) = desk.sent.remove(&place) else {
+        let Some(sent) = desk.sent.remove(&address) else {
             return;
         };
-        let (number, ticket) = desk.asked.remove(&place).unwrap();
+        let (number, ticket) = desk.asked.remove(&address).unwrap();
         let receipt = Receipt {
             from,
-            to: place.0,
+            to: address.0,
             number,
             ticket,
         };
@@ -439,7 +474,12 @@ impl World {
         node.waiting = None;
         match result {
             Ok(result) => {
+                let ended = node.results.len();
                 node.results.push(result);
+                if let (Operator::Barrier, _) = self.program[ended] {
+                    let have_called = self.nodes.iter().all(|node| node.called > ended);
+                    assert!(have_called, "rank {rank} did not wait at the barrier");
+                }
                 self.ready.push(Event::Calls(rank));
             }
             Err(status) => node.error = Some(status.message.to_string()),
@@ -468,7 +508,7 @@ impl World {
         let asked = std::mem::take(&mut self.desks[from as usize].asked);
         let mut asked: Vec<_> = asked.into_iter().collect();
         // A map has an order of its own in each run.
-        asked.sort_unstable_by_key(|(place, _)| *place);
+        asked.sort_unstable();
         for ((to, ..), (number, ticket)) in asked {
             let receipt = Receipt {
                 from,
@@ -495,12 +535,18 @@ impl World {
         };
         self.now = self.now.max(node.looks_at);
         node.looks_at = self.now + LOOK_NS;
-        let silence = silence(&mut node.state, Time::from_nanos(self.now), PATIENCE);
-        if let Some(silence) = silence {
-            let names: Vec<String> = silence.ranks.iter().map(|&rank| name(rank)).collect();
-            let text = silence.text(&names.join(", "), PATIENCE);
-            let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
-            self.fail(rank, status);
+        let at = (Time::from_nanos(self.now), PATIENCE);
+        match look(&mut node.state, rank, at) {
+            Look::GoesOn { asks } => {
+                let asks = asks.into_iter();
+                self.ready.extend(asks.map(|of| Event::Asked(of, rank)));
+            }
+            Look::Ends(silence) => {
+                let names: Vec<String> = silence.ranks.iter().map(|&rank| name(rank)).collect();
+                let text = silence.text(&names.join(", "), PATIENCE);
+                let status = Status::new(Code::DeadlineExceeded, text).because(Reason::Deadline);
+                self.fail(rank, status);
+            }
         }
         true
     }
@@ -541,7 +587,7 @@ pub(super) fn operation(
         plan,
         description,
         arithmetic: arithmetic.transpose().unwrap(),
-        input: ending.lend(Buffer::from(brought(rank, len))),
+        input: ending.lend(Buffer::from(brought(rank, plan.input_bytes() / 4))),
     };
     let output_bytes = plan.output_bytes();
     let machine = Machine::new(task, |ends| {
@@ -589,6 +635,16 @@ fn gets(operator: Operator, rank: u32) -> bool {
         Operator::Reduce { root, .. } => rank == root,
         _ => true,
     }
+}
+
+/// All that ranks call has one tag.
+fn address(to: u32, number: u64, slot: Slot) -> Address {
+    let place = Place {
+        tag: 0,
+        number,
+        slot,
+    };
+    (to, place.to_string())
 }
 
 fn name(rank: u32) -> String {

@@ -110,7 +110,11 @@ impl ClientConnection {
         let call = self.calls.find(id);
         if call.is_some_and(|call| matches!(call.expected, Expected::Announcement)) {
             let found = Announcement::find(&body).ok().flatten().unwrap_or_default();
+            let knew_cancels = self.has(Features::CANCEL);
             self.peer = Some(found.features);
+            if self.has(Features::CANCEL) && !knew_cancels {
+                self.send_late_cancels();
+            }
             self.take_proof(&found);
             self.bundles = self.has(Features::BUNDLES);
             if self.has(Features::CHUNKS) {

@@ -21,8 +21,9 @@ impl Channel {
         socket::send(&*self.socket, &message.encode(), None)
     }
 
-    /// Takes the messages of the peer.
+    /// Takes the messages of the peer, as many as one look may.
     pub(crate) fn hear(&mut self) -> Result<(), TransportError> {
+        self.has_unheard = false;
         for _ in 0..MESSAGES_MAX {
             let packet = match socket::receive(&*self.socket) {
                 Ok(Some(packet)) => packet,
@@ -54,7 +55,13 @@ impl Channel {
                 Err(garbage) => return Err(broken(&garbage.to_string())),
             }
         }
+        self.has_unheard = true;
         Ok(())
+    }
+
+    /// Whether the last look at the socket has left messages there, of which nobody tells again.
+    pub(crate) fn has_unheard(&self) -> bool {
+        self.has_unheard
     }
 
     /// How many bytes of the medium before the peer's stream has, if it has said so.

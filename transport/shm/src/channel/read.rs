@@ -208,9 +208,10 @@ impl Channel {
             ArenaAccess::Mapped { leases, borrowed } => {
                 let (from, len) = (lent.offset as usize, lent.len as usize);
                 let place = from..from + len;
-                let memory = leases.borrow(lent.slot, place.clone());
-                let memory = memory.ok_or_else(|| super::broken("a slot has a loan already"))?;
-                borrowed.note(lent.slot as usize, place);
+                let memory = leases
+                    .borrow(lent.slot, place.clone())
+                    .filter(|_| borrowed.note(lent.slot as usize, place))
+                    .ok_or_else(|| super::broken("a slot has a loan already"))?;
                 Ok(Arriving::Loaned { memory, used: 0 })
             }
             ArenaAccess::Unmapped(file) => Ok(Arriving::Elsewhere {

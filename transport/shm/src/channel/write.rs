@@ -266,7 +266,7 @@ impl Channel {
             && payload.is_arena()
             && self.has_room_to_lend(payload)
             && payload.shared_memory().is_some_and(|memory| {
-                self.arenas.len() < ARENAS_MAX || self.arenas.contains(&memory.serial)
+                self.arenas.len() < LENDING_ARENAS_MAX || self.arenas.contains(&memory.serial)
             })
     }
 
@@ -294,6 +294,9 @@ impl Channel {
         Some(self.arenas.len() - 1)
     }
 }
+
+/// Arenas of which payloads are lent as they lie there. One more has the copies of others.
+const LENDING_ARENAS_MAX: usize = ARENAS_MAX - 1;
 
 /// Room that is worth a record with `len` bytes to come: all of them, or a good part of the ring.
 fn wanted_bytes(len: usize, ring_bytes: usize) -> usize {

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use grpcxx_memory::OwnFd;
-use grpcxx_transport::{CloseReason, LinkId, LinkRegistry, Time};
+use grpcxx_transport::{CloseReason, Ends, LinkId, LinkRegistry, Time};
 use rustix::io::Errno;
 
 use super::ShmMedium;
@@ -11,7 +11,7 @@ use super::offer::{self, Offer};
 use crate::channel::{Channel, Side, failure};
 use crate::link::{Link, Phase};
 use crate::mapped;
-use crate::message::Message;
+use crate::message::{LinkClaim, Message};
 use crate::poller::watch_link;
 use crate::rendezvous::{self, PendingPeer};
 use crate::segment::Segment;
@@ -48,8 +48,12 @@ impl ShmMedium {
         if let Err(reason) = self.check_limit() {
             return self.decline(links, id, &reason);
         }
+        let claim = LinkClaim {
+            token: offer.token,
+            ends: links.link(id).and_then(|link| link.ends()),
+        };
         let ring_bytes = self.driver.options.ring_bytes();
-        let entered = rendezvous::enter(&offer.socket_name, offer.token, ring_bytes);
+        let entered = rendezvous::enter(&offer.socket_name, claim, ring_bytes);
         let entered = entered.and_then(|(socket, segment)| {
             watch_link(&self.driver.poller, socket.as_fd(), id)
                 .map_err(|errno| ("watch a UNIX socket", errno))?;
@@ -74,8 +78,10 @@ impl ShmMedium {
             return;
         };
         if let Some(migrated) = link.migrated() {
-            let cut = migrated.hear();
-            if let Some(cut) = cut {
+            if migrated.hear() {
+                self.driver.readable.push_back(id);
+            }
+            if let Some(cut) = migrated.cut() {
                 links.cut(id, cut, self);
             }
             return;
@@ -103,6 +109,9 @@ impl ShmMedium {
             },
             Handshake::Welcomed(mut channel) => {
                 let heard = channel.hear();
+                if channel.has_unheard() {
+                    self.driver.readable.push_back(id);
+                }
                 if heard.is_err() || channel.is_peer_gone() && channel.cut().is_none() {
                     return self.decline(links, id, "the peer changed its mind");
                 }
@@ -171,27 +180,23 @@ impl ShmMedium {
     pub(super) fn admit(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         let mut pending = Vec::new();
         let refused = &mut self.driver.counters.refused;
-        (self.rendezvous).admit(now, &self.driver.poller, refused, |peer| pending.push(peer));
+        let has_more =
+            (self.rendezvous).admit(now, &self.driver.poller, refused, |peer| pending.push(peer));
+        self.driver.is_other_readable |= has_more;
         for peer in pending {
             self.welcome(links, peer);
         }
     }
 
-    /// Lets a dialler in that was made an offer.
+    /// Lets a dialler in that was made an offer, and has dialled the link itself.
     fn welcome(&mut self, links: &mut LinkRegistry<Self>, peer: PendingPeer) {
         let PendingPeer {
             socket,
             segment,
-            token,
+            claim,
         } = peer;
-        let id = offer::link_of(&token);
-        let handshake = links.link(id).and_then(|link| link.handshake());
-        let checked = match handshake {
-            Some(Handshake::Offered { secret }) if offer::token(id, *secret) == token => {
-                self.check_limit()
-            }
-            _ => Err("no such link".to_owned()),
-        };
+        let id = offer::link_of(&claim.token);
+        let checked = check_claim(links, id, &claim).and_then(|()| self.check_limit());
         if let Err(reason) = checked {
             self.driver.counters.refused += 1;
             let _ = socket::send(&socket, &Message::Refuse { reason }.encode(), None);
@@ -204,7 +209,7 @@ impl ShmMedium {
         match (welcomed, handshake) {
             (Ok(()), Some(handshake)) => {
                 *handshake = Handshake::Welcomed(Box::new(channel));
-                self.driver.readable.push(id);
+                self.driver.readable.push_back(id);
             }
             (Err(errno), _) => {
                 self.decline(links, id, &failure("welcome a peer", errno).to_string());
@@ -218,8 +223,16 @@ impl ShmMedium {
         if mapped::mapped_bytes() >= bytes_max {
             return Err(mapped::no_room(bytes_max));
         }
+        let (orphans, orphaned_bytes) = self.driver.orphaned();
+        let lent_bytes_max = self.driver.options.lent_bytes_max;
+        if orphaned_bytes > lent_bytes_max {
+            return Err(format!(
+                "peers keep {orphaned_bytes} bytes that links lent them which have ended; at most \
+                 {lent_bytes_max} are allowed (ShmOptions::lent_bytes_max)"
+            ));
+        }
         let limit = self.driver.options.limits.links;
-        if self.migrated.len() < limit {
+        if self.migrated.len() + orphans < limit {
             return Ok(());
         }
         Err(format!(
@@ -233,4 +246,29 @@ impl ShmMedium {
         self.last_failure = Some(reason.to_owned());
         links.decline(id, reason);
     }
+}
+
+/// Lets only the peer of a link's connection have its memory: an offer can be passed on, and who
+/// passes it on would have all rights of who takes it.
+fn check_claim(
+    links: &mut LinkRegistry<ShmMedium>,
+    id: LinkId,
+    claim: &LinkClaim,
+) -> Result<(), String> {
+    let no_link = || Err("no such link".to_owned());
+    let Some(link) = links.link(id) else {
+        return no_link();
+    };
+    let ends = link.ends();
+    match link.handshake() {
+        Some(Handshake::Offered { secret }) if offer::token(id, *secret) == claim.token => {}
+        _ => return no_link(),
+    }
+    if ends.is_some() && ends == claim.ends.map(Ends::reversed) {
+        return Ok(());
+    }
+    Err(
+        "the two are not the ends of one connection: there is a proxy or a forwarder between them"
+            .to_owned(),
+    )
 }

@@ -94,7 +94,7 @@ impl Peer {
     }
 
     pub fn hello(&self, ring_bytes: u64, descriptor: Option<BorrowedFd<'_>>) {
-        let mut hello = vec![1, 2];
+        let mut hello = vec![1, 3];
         hello.extend_from_slice(&[0; 16]);
         hello.extend_from_slice(&ring_bytes.to_le_bytes());
         self.say(&hello, descriptor);
