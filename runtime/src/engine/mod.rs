@@ -91,19 +91,6 @@ impl Engine {
         start::start(options, |_| {})
     }
 
-    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
-    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
-    /// `prepare` must not wait for calls: shards may not turn yet.
-    ///
-    /// # Errors
-    /// As of [`Engine::start`].
-    pub fn start_with(
-        options: EngineOptions,
-        prepare: impl FnOnce(&Self),
-    ) -> Result<Self, EngineError> {
-        start::start(options, prepare)
-    }
-
     /// Makes calls to peers; cheap to clone.
     pub fn client(&self) -> Client {
         self.client.clone()
@@ -516,8 +503,9 @@ impl Engine {
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all
     /// links close.
     ///
-    /// Code that runs on one of the engine's shards, such as a [`CompletionHandler`](crate::CompletionHandler),
-    /// does not wait for that: the shards end behind it. The same holds where it drops the engine.
+    /// Code that runs on one of the engine's shards, such as a
+    /// [`CompletionHandler`](crate::CompletionHandler), does not wait for that: the shards end
+    /// behind it. The same holds where it drops the engine.
     ///
     /// # Errors
     /// A shard had ended before because its thread failed.

@@ -73,6 +73,21 @@ struct Plan {
     certificates: Option<Arc<Certificates>>,
 }
 
+impl Engine {
+    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
+    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
+    /// `prepare` must not wait for calls: shards may not turn yet.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn start_with(
+        options: EngineOptions,
+        prepare: impl FnOnce(&Self),
+    ) -> Result<Self, EngineError> {
+        start(options, prepare)
+    }
+}
+
 /// Starts an engine, which serves nobody before it was prepared.
 pub(super) fn start(
     options: EngineOptions,
