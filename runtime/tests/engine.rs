@@ -1,6 +1,6 @@
 //! Engines that talk to each other over real sockets.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -69,6 +69,36 @@ fn receive(
     client
         .call(&peer, request, Some(Duration::from_secs(10)))
         .wait()
+}
+
+#[test]
+fn who_comes_early_is_served_by_a_prepared_engine() {
+    let worker = Engine::start(options("worker", 1)).unwrap();
+    let client = worker.client();
+    for shards in [1, 3] {
+        let mut early = None;
+        let prepare = |engine: &Engine| {
+            // The system lets it in, and nobody reads what it says.
+            drop(TcpStream::connect(engine.local_addr().unwrap()).unwrap());
+            let peer = client.peer(&address(engine)).unwrap();
+            let call = GraphCall {
+                graph_handle: Text::from("late"),
+                fetches: [Text::from("x")].into_iter().collect(),
+                ..GraphCall::default()
+            };
+            let request = Request::StarRunGraph(Box::new(call));
+            early = Some(client.call(&peer, request, Some(Duration::from_secs(10))));
+            // An engine that served already would answer meanwhile that there is no such function.
+            std::thread::sleep(Duration::from_millis(100));
+            engine.register_fn("late", |_| Ok([("x", floats(&[2.0]))]));
+        };
+        let server = Engine::start_with(options("ps", shards), prepare).unwrap();
+        let Response::Fetched(values) = early.unwrap().wait().unwrap() else {
+            panic!("a graph call has values");
+        };
+        assert_eq!(values[0].1, floats(&[2.0]));
+        server.shutdown(Duration::ZERO).unwrap();
+    }
 }
 
 #[test]

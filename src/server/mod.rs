@@ -89,7 +89,8 @@ pub struct Stopped {
 }
 
 impl Server {
-    /// Reads the task's share of the model, starts its engine and opens its ports, in this order.
+    /// Reads the task's share of the model, starts its engine and opens its ports, in this order:
+    /// whom the ports let in finds the share in the store.
     ///
     /// # Errors
     /// What is wrong, or what could not be had; nothing runs then.
@@ -135,21 +136,19 @@ impl Server {
         let hosts = cluster.hosts().chain(stars).map(str::to_owned);
         engine_options.policy.tasks = hosts.collect();
         let listen = engine_options.listen;
-        let engine = Engine::start(engine_options).map_err(|error| explain(error, listen))?;
-        engine.store_put(share).map_err(ServerError::Store)?;
+        let mut stored = Ok(());
+        let engine = Engine::start_with(engine_options, |engine| {
+            stored = engine.store_put(share);
+            if let Some(topology) = &topology {
+                tell_of_cluster(engine, topology);
+            }
+        });
+        let engine = engine.map_err(|error| explain(error, listen))?;
+        stored.map_err(ServerError::Store)?;
         let client = engine.client();
         let report = engine.start_report().clone();
         let authority = engine.authority();
         let certificates = engine.certificates();
-        if let Some(topology) = &topology {
-            for known in topology.tasks() {
-                client.expect_task(&known.star, known.task.clone());
-            }
-            let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
-            let function =
-                model_pull::ModelPull::new(client.clone(), sources, report.driver.to_string());
-            engine.register(MODEL_PULL, Arc::new(function));
-        }
         let engine = Arc::new(EngineSlot::new(engine));
         let backend = EngineBackend::new(
             Arc::clone(&engine),
@@ -282,6 +281,18 @@ impl fmt::Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Server({})", self.report)
     }
+}
+
+/// Tells an engine which tasks there are, and lets peers ask it to pull the model from them.
+fn tell_of_cluster(engine: &Engine, topology: &Topology) {
+    let client = engine.client();
+    for known in topology.tasks() {
+        client.expect_task(&known.star, known.task.clone());
+    }
+    let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
+    let driver = engine.start_report().driver.to_string();
+    let function = model_pull::ModelPull::new(client, sources, driver);
+    engine.register(MODEL_PULL, Arc::new(function));
 }
 
 /// The tensors of `model` that `task` holds, in memory; none if it is not a ps.

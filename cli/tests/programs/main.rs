@@ -17,6 +17,7 @@ mod launch;
 mod launch_ends;
 mod launch_told;
 mod leaving;
+mod loading;
 mod log;
 #[path = "../../../runtime/tests/original/mod.rs"]
 mod original;

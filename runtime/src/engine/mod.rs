@@ -6,6 +6,7 @@ mod cpu_latency;
 mod lending;
 mod local;
 mod options;
+mod queues;
 mod report;
 mod star_port;
 mod start;
@@ -13,7 +14,7 @@ mod start;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::OwnFd;
@@ -87,7 +88,7 @@ impl Engine {
     /// # Errors
     /// What could not be had: the port, memory, a thread, the host or driver that was asked for.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
-        start::start(options)
+        start::start(options, |_| {})
     }
 
     /// Makes calls to peers; cheap to clone.
@@ -502,13 +503,18 @@ impl Engine {
     /// Stops: no new connections and calls, what is in flight gets `grace` to finish, then all
     /// links close.
     ///
-    /// Code that runs on one of the engine's shards, such as a [`CompletionHandler`](crate::CompletionHandler),
-    /// does not wait for that: the shards end behind it. The same holds where it drops the engine.
+    /// Code that runs on one of the engine's shards, such as a
+    /// [`CompletionHandler`](crate::CompletionHandler), does not wait for that: the shards end
+    /// behind it. The same holds where it drops the engine.
     ///
     /// # Errors
     /// A shard had ended before because its thread failed.
     pub fn shutdown(self, grace: Duration) -> Result<(), HostError> {
         self.stop(grace)
+    }
+
+    fn hosts(&self) -> MutexGuard<'_, Vec<HostHandle>> {
+        self.hosts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does what [`Engine::shutdown`] does to an engine that others hold too, whose calls of it
@@ -517,10 +523,7 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::shutdown`].
     pub fn stop(&self, grace: Duration) -> Result<(), HostError> {
-        let hosts = {
-            let mut hosts = self.hosts.lock().unwrap_or_else(PoisonError::into_inner);
-            std::mem::take(&mut *hosts)
-        };
+        let hosts = std::mem::take(&mut *self.hosts());
         if self.shared.mailboxes.are_inherited() {
             // The threads are the parent's.
             std::mem::forget(hosts);

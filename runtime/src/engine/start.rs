@@ -1,6 +1,6 @@
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use arc_swap::ArcSwap;
@@ -8,12 +8,13 @@ use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rdma::{NearPeers, RdmaLinks, RdmaMedium, VerbsAdapter};
 use grpcxx_rpc::{Features, TensorStore};
 use grpcxx_shm::ShmMedium;
-use grpcxx_tcp::{Accepted, DriverChoice, TcpOptions, TcpTransport};
+use grpcxx_tcp::{DriverChoice, TcpOptions, TcpTransport};
 use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
 use super::arena_parts::{connection_limits, small_bytes};
 use super::options::{default_arena, default_shares};
+use super::queues::{Ends, Queues, queues};
 use super::report::{Rdma, SharedMemory};
 use super::{
     Engine, EngineError, EngineOptions, LocalEngine, StartReport, fresh_incarnation,
@@ -21,18 +22,14 @@ use super::{
 };
 use super::{cpu_latency, lending};
 use crate::client::{Client, Lookups, Mailboxes};
-use crate::command::{Command, MeshMessage};
 use crate::compute::ComputePool;
 use crate::counters::ShardCounters;
 use crate::descriptors::DescriptorParts;
 use crate::exposition::ProgramPage;
 use crate::host::{
-    self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, Jobs, ShardError,
-    TaskSpawner,
+    self, Clock, HostChoice, HostError, HostHandle, HostOptions, Inline, ShardError,
 };
 use crate::idle::{Idle, IdlePolicy, polling_left_out};
-use crate::limits;
-use crate::mesh::{self, Doorbell, Inbox, InboxSender, Mesh, Sleeper};
 use crate::metrics::Metrics;
 use crate::placement::{
     CpuClaims, Placement, PlacementRequest, allowed_cpus, cpu_time, usable_cpus,
@@ -44,19 +41,6 @@ use crate::sharded::{ShardThread, Shards};
 use crate::task::{Device, Task};
 use crate::tls::Certificates;
 
-/// The ends of a shard's queues that live on its thread.
-struct Ends {
-    queues: Queues,
-    jobs: Jobs,
-}
-
-/// Those of the shard itself.
-struct Queues {
-    sleeper: Sleeper,
-    inbox: Inbox<Command>,
-    mesh: Mesh<MeshMessage<Accepted>>,
-}
-
 /// What a shard tells the thread that starts the engine.
 struct Started {
     driver: DriverChoice,
@@ -64,6 +48,13 @@ struct Started {
     rdma: Rdma,
     star_address: Option<SocketAddr>,
     tls: Option<Arc<LiveCounters>>,
+}
+
+/// How a shard tells that it was made.
+struct Starting {
+    tell: Sender<Started>,
+    /// Closed when the shard may begin to turn, if it waits for that.
+    may_turn: Option<Receiver<()>>,
 }
 
 /// How all shards of an engine are run.
@@ -82,7 +73,26 @@ struct Plan {
     certificates: Option<Arc<Certificates>>,
 }
 
-pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
+impl Engine {
+    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
+    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
+    /// `prepare` must not wait for calls: shards may not turn yet.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn start_with(
+        options: EngineOptions,
+        prepare: impl FnOnce(&Self),
+    ) -> Result<Self, EngineError> {
+        start(options, prepare)
+    }
+}
+
+/// Starts an engine, which serves nobody before it was prepared.
+pub(super) fn start(
+    options: EngineOptions,
+    prepare: impl FnOnce(&Engine),
+) -> Result<Engine, EngineError> {
     let options = polling_if_there_is_time(options);
     let (options, lends) = lending::choose(options);
     let plan = Plan {
@@ -107,17 +117,24 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let clock = Clock::start();
     let (starting, started) = channel();
     let mut hosts = Vec::new();
+    // The first shard listens. It turns when this is closed, so all who come find what others may
+    // call, and until then wait in the line of the system.
+    let (gate, opened) = channel();
+    let mut opened = Some(opened);
     let begun = ends.into_iter().enumerate().try_for_each(|(index, ends)| {
         let shared = (&shared, &shards);
-        let starting = starting.clone();
+        let starting = Starting {
+            tell: starting.clone(),
+            may_turn: opened.take(),
+        };
         hosts.push(start_shard(
             index, ends, &options, &plan, shared, clock, starting,
         )?);
         Ok(())
     });
     drop(starting);
-    let waited = begun.and_then(|()| hosts.iter().try_for_each(HostHandle::wait_started));
-    let reports: Vec<Started> = started.try_iter().collect();
+    let reports: Vec<Started> = started.iter().collect();
+    let are_all_made = begun.is_ok() && reports.len() == options.shards;
     let driver = reports.first().map(|report| report.driver.clone());
     let shared_memory = reports.first().map(|report| report.shared_memory.clone());
     let rdma = reports.first().map(|report| report.rdma.clone());
@@ -162,13 +179,18 @@ pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
     };
+    if are_all_made {
+        drop(engine.tell_more(ProgramPage::default()));
+        prepare(&engine);
+    }
+    drop::<Sender<()>>(gate);
+    let waited = begun.and_then(|()| engine.hosts().iter().try_for_each(HostHandle::wait_started));
     if let Err(error) = waited {
         // The shards that did start are stopped, or they would hold the port; the error of the one
         // that did not is what counts.
         let _ = engine.stop(std::time::Duration::ZERO);
         return Err(error.into());
     }
-    drop(engine.tell_more(ProgramPage::default()));
     Ok(engine)
 }
 
@@ -192,7 +214,11 @@ pub(super) fn start_local(options: EngineOptions) -> Result<LocalEngine, EngineE
     };
     let name = "grpcxx-local".to_owned();
     let settings = (plan.arena, plan.certificates);
-    let (starting, _started) = channel();
+    let (tell, _started) = channel();
+    let starting = Starting {
+        tell,
+        may_turn: None,
+    };
     let shard = make_shard(0, queues, options, settings, shared.clone(), starting);
     let shard = shard.map_err(|reason| HostError::Shard {
         name: name.clone(),
@@ -264,32 +290,6 @@ fn plan(options: &EngineOptions) -> Result<Plan, EngineError> {
     })
 }
 
-fn queues(shards: usize) -> (Vec<Ends>, Vec<TaskSpawner>, Mailboxes) {
-    let (doorbells, sleepers): (Vec<Doorbell>, Vec<Sleeper>) =
-        (0..shards).map(|_| mesh::doorbell()).unzip();
-    let (senders, inboxes): (Vec<InboxSender<Command>>, Vec<Inbox<Command>>) = doorbells
-        .iter()
-        .map(|doorbell| mesh::inbox(limits::INBOX_COMMANDS, doorbell.clone()))
-        .unzip();
-    let meshes = mesh::mesh(limits::MESH_MESSAGES, &doorbells);
-    let (spawners, jobs): (Vec<TaskSpawner>, Vec<Jobs>) = (0..shards).map(|_| host::jobs()).unzip();
-    let ends = sleepers
-        .into_iter()
-        .zip(inboxes)
-        .zip(meshes)
-        .zip(jobs)
-        .map(|(((sleeper, inbox), mesh), jobs)| {
-            let queues = Queues {
-                sleeper,
-                inbox,
-                mesh,
-            };
-            Ends { queues, jobs }
-        })
-        .collect();
-    (ends, spawners, Mailboxes::new(senders, doorbells))
-}
-
 fn shared_parts(
     options: &EngineOptions,
     plan: &Plan,
@@ -347,7 +347,7 @@ fn start_shard(
     plan: &Plan,
     (shared, shards): (&SharedParts, &Shards),
     clock: Clock,
-    starting: Sender<Started>,
+    starting: Starting,
 ) -> Result<HostHandle, HostError> {
     let host_options = HostOptions {
         name: format!("grpcxx-{index}"),
@@ -384,7 +384,7 @@ fn make_shard(
     options: EngineOptions,
     (arena, certificates): (ArenaOptions, Option<Arc<Certificates>>),
     shared: SharedParts,
-    starting: Sender<Started>,
+    Starting { tell, may_turn }: Starting,
 ) -> Result<EngineShard, ShardError> {
     let (tcp, driver) =
         TcpTransport::open(options.tcp.clone()).map_err(|error| error.to_string())?;
@@ -438,13 +438,18 @@ fn make_shard(
         _ => None,
     };
     // The engine that waits for this may have given up already.
-    let _ = starting.send(Started {
+    let _ = tell.send(Started {
         driver,
         shared_memory,
         rdma,
         star_address,
         tls,
     });
+    drop(tell);
+    if let Some(gate) = may_turn {
+        // Nobody sends: it is closed.
+        let _ = gate.recv();
+    }
     Ok(DrivenShard::new(shard, queues.sleeper))
 }
 

@@ -229,7 +229,7 @@ fn is_held(path: &Path, found: &Found, patterns: &Patterns) -> bool {
     }
 }
 
-/// Each pattern must match, and no name may be kept by two tasks.
+/// Something must be there, each pattern must match, and no name may be kept by two tasks.
 fn check_names(cluster: &Cluster, found: &[Found], patterns: &Patterns) -> Outcome {
     let mut names: Vec<(&str, usize)> = found
         .iter()
@@ -241,6 +241,10 @@ fn check_names(cluster: &Cluster, found: &[Found], patterns: &Patterns) -> Outco
     }
     let names: Vec<&str> = names.into_iter().map(|(name, _)| name).collect();
     match patterns.without_match(&names).as_slice() {
+        [] if names.is_empty() => Err(Failure::new(
+            Exit::NoInput,
+            "no task keeps a tensor; a file of none would be no backup",
+        )),
         [] => Ok(()),
         missing => Err(Failure::new(
             Exit::NoInput,
