@@ -20,6 +20,8 @@ fn run_under(name: &str, listener: &UnixDatagram) -> [String; 2] {
     options
         .environment
         .push(("NOTIFY_SOCKET".to_owned(), name.to_owned()));
+    let grace = ("GRPCXX_SHUTDOWN_GRACE_MS".to_owned(), "60000".to_owned());
+    options.environment.push(grace);
     let cluster = start(options);
     let ready = told(listener);
     cluster.stop(Duration::from_secs(10)).unwrap();
@@ -32,7 +34,16 @@ fn assert_told([ready, stopping]: &[String; 2]) {
         "{ready}"
     );
     assert!(
-        stopping.starts_with("STOPPING=1\nSTATUS=stopping: "),
+        stopping.starts_with("STOPPING=1\nEXTEND_TIMEOUT_USEC="),
+        "{stopping}"
+    );
+    assert!(stopping.contains("\nSTATUS=stopping: "), "{stopping}");
+    // The grace of the tasks below, beyond what the unit gives.
+    let time = stopping
+        .lines()
+        .find_map(|line| line.strip_prefix("EXTEND_TIMEOUT_USEC="));
+    assert!(
+        time.unwrap().parse::<u64>().unwrap() >= 60_000_000,
         "{stopping}"
     );
 }

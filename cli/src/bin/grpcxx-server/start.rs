@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments, prepare: impl FnOnce(&Server)) -> Outco
 
     let reason = signals.wait(None).map(|request| request.to_string());
     let reason = reason.as_deref().unwrap_or("lost signals");
-    supervisor::tell_stopping(reason);
+    supervisor::tell_stopping(reason, grace);
     tracing::info!(reason, grace_ms = grace.as_millis() as u64, "stopping");
     let exit = if reason == DEATH {
         Exit::Software as i32

@@ -4,16 +4,24 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::time::Duration;
 
 /// Tells systemd, or whoever listens where `NOTIFY_SOCKET` says, that the task can be used.
 pub(crate) fn tell_ready(addresses: &str) {
     tell(&format!("READY=1\nSTATUS={addresses}\n"));
 }
 
-/// Tells it that the task has begun to stop, and why.
-pub(crate) fn tell_stopping(reason: &str) {
-    tell(&format!("STOPPING=1\nSTATUS=stopping: {reason}\n"));
+/// Tells it that the task has begun to stop, and why, and that this may take `grace` however short
+/// the time to stop in its unit is.
+pub(crate) fn tell_stopping(reason: &str, grace: Duration) {
+    let micros = (grace + STOP_MARGIN).as_micros();
+    tell(&format!(
+        "STOPPING=1\nEXTEND_TIMEOUT_USEC={micros}\nSTATUS=stopping: {reason}\n"
+    ));
 }
+
+/// What a stop takes beside its grace: links that drain, and threads that end.
+const STOP_MARGIN: Duration = Duration::from_secs(10);
 
 /// Without a listener there is nobody to tell. One that cannot be reached stops nothing here, but
 /// will give up on the task by itself.
