@@ -1,3 +1,5 @@
+use std::fmt::Display;
+
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto;
 use grpcxx_rpc::{Code, Devices, Method, RendezvousKey, Response, Status, Text};
@@ -159,29 +161,31 @@ fn run_graph(body: &Buffer) -> Result<Response, Status> {
 }
 
 /// The number in a field of a request, of which nothing else is kept: an empty tensor takes two
-/// bytes, and hundreds once it is decoded. `None` if it is not among the first fields.
+/// bytes, and hundreds once it is decoded. As for all readers of protobuf the last one counts, or
+/// a service would read another one.
 fn number_in(method: Method, body: &Buffer, wanted: u32) -> Result<Option<u64>, Status> {
-    let unreadable = |error| {
-        let text = format!("{method} with a body that is no protobuf: {error}");
+    let refused = |why: &dyn Display| {
+        let text = format!("{method} with a body that is not read: {why}");
         Status::new(Code::InvalidArgument, text)
     };
-    let mut rest: &[u8] = body;
+    let (mut rest, mut number): (&[u8], _) = (body, None);
     for _ in 0..FIELDS_MAX {
         if rest.is_empty() {
-            break;
+            return Ok(number);
         }
-        let (field, wire_type) = decode_key(&mut rest).map_err(unreadable)?;
-        match (field == wanted, wire_type) {
-            (true, WireType::Varint) => {
-                return decode_varint(&mut rest).map(Some).map_err(unreadable);
-            }
-            // A group has any number of fields of its own, and no request has one.
-            (_, WireType::StartGroup) => break,
-            _ => skip_field(wire_type, field, &mut rest, DecodeContext::default())
-                .map_err(unreadable)?,
-        }
+        let (field, wire_type) = decode_key(&mut rest).map_err(|error| refused(&error))?;
+        let read = match (field == wanted, wire_type) {
+            (true, WireType::Varint) => decode_varint(&mut rest).map(|found| number = Some(found)),
+            // It may have any number of fields of its own, and no request has one.
+            (_, WireType::StartGroup) => return Err(refused(&"it has a group")),
+            _ => skip_field(wire_type, field, &mut rest, DecodeContext::default()),
+        };
+        read.map_err(|error| refused(&error))?;
     }
-    Ok(None)
+    match rest.is_empty() {
+        true => Ok(number),
+        false => Err(refused(&format!("it has more than {FIELDS_MAX} fields"))),
+    }
 }
 
 fn no_graphs(method: Method) -> Status {
@@ -230,16 +234,23 @@ mod tests {
         );
     }
 
-    /// A shard looks at no more of a request than others can wait for.
+    /// A shard looks at no more of a request than others can wait for, and reads it as its service
+    /// does.
     #[test]
-    fn a_request_of_very_many_fields_is_not_read_to_its_end() {
+    fn what_others_could_read_in_another_way_is_refused() {
+        let step = |bytes: &[u8]| cleanup_graph_step(&Buffer::from(bytes.to_vec()));
+        assert_eq!(step(&[8, 7, 8, 9]), Ok(9), "the last one counts");
+        let refused = step(&[0x1b, 0x1c, 8, 9]).unwrap_err();
+        assert!(refused.message.ends_with("it has a group"), "{refused}");
         let mut fields = [0x1a, 0].repeat(FIELDS_MAX);
+        let body = Buffer::from(fields.clone());
+        assert_eq!(run_graph(&body).unwrap_err().code, Code::Unimplemented);
         fields.extend([9 << 3, 1]);
         let refused = run_graph(&Buffer::from(fields)).unwrap_err();
-        assert_eq!(refused.code, Code::Unimplemented);
-        let mut group = vec![0x1b];
-        group.extend([0x08, 0].repeat(10));
-        group.extend([0x1c, 9 << 3, 1]);
-        assert!(run_graph(&Buffer::from(group)).is_err());
+        assert_eq!(refused.code, Code::InvalidArgument);
+        assert!(
+            refused.message.ends_with("more than 131072 fields"),
+            "{refused}"
+        );
     }
 }

@@ -135,10 +135,7 @@ impl<A> Core<A> {
                 Ok(())
             }
             Method::CleanupGraph => {
-                let Ok(step_id) = crate::task::cleanup_graph_step(body) else {
-                    // Who serves it says so.
-                    return Ok(());
-                };
+                let step_id = crate::task::cleanup_graph_step(body)?;
                 let stranger = server.filter(|server| !server.is_known);
                 let Some(stranger) = stranger else {
                     authority.step_ended(step_id);
