@@ -538,16 +538,32 @@ fn an_engine_that_is_dropped_by_its_own_shard_ends() {
 }
 
 #[test]
-fn an_engine_that_is_shut_down_by_its_own_shard_ends() {
-    let engine = Engine::start(options("ps", 2)).unwrap();
-    let spawner = engine.spawner(1).unwrap().clone();
-    let (dropped, ends) = channel();
-    let future = move || async move { dropped.send(engine.shutdown(Duration::ZERO)).unwrap() };
-    spawner.spawn_local(future).unwrap();
-    let ended = ends
-        .recv_timeout(PATIENCE)
-        .expect("a shard waits for itself");
-    ended.unwrap();
+fn whoever_may_wait_can_wait_for_an_engine_that_its_own_shard_has_stopped() {
+    let engine = Arc::new(Engine::start(options("ps", 2)).unwrap());
+    let address = engine.local_addr().unwrap();
+    let (told, stopped) = channel();
+    let same = Arc::clone(&engine);
+    let order = move |_: &mut ShardContext<'_>| told.send(same.stop(Duration::ZERO)).unwrap();
+    engine.run_on(1, order).unwrap();
+    let on_shard = stopped.recv_timeout(PATIENCE);
+    on_shard.expect("a shard waits for itself").unwrap();
+    engine.stop(Duration::ZERO).unwrap();
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_preparation_that_panics_ends_the_start() {
+    let (told, ended) = channel();
+    std::thread::spawn(move || {
+        let prepare = |_: &Engine| panic!("no functions today");
+        let started = std::panic::catch_unwind(|| Engine::start_with(options("ps", 2), prepare));
+        told.send(started.is_err()).unwrap();
+    });
+    assert!(
+        ended
+            .recv_timeout(PATIENCE)
+            .expect("it waits for its shards")
+    );
 }
 
 /// How long a test waits for what must happen.

@@ -518,15 +518,14 @@ impl Engine {
     }
 
     /// Does what [`Engine::shutdown`] does to an engine that others hold too, whose calls of it
-    /// fail from then on. A second time it does nothing, and waits for nothing.
+    /// fail from then on. One thread waits until it has ended; others wait for nothing.
     ///
     /// # Errors
     /// As of [`Engine::shutdown`].
     pub fn stop(&self, grace: Duration) -> Result<(), HostError> {
-        let hosts = std::mem::take(&mut *self.hosts());
         if self.shared.mailboxes.are_inherited() {
             // The threads are the parent's.
-            std::mem::forget(hosts);
+            std::mem::forget(std::mem::take(&mut *self.hosts()));
             return Ok(());
         }
         for shard in 0..self.shared.mailboxes.len() {
@@ -535,9 +534,10 @@ impl Engine {
                 .deliver(shard, Command::Stop { grace });
         }
         if self.shards.current().is_some() || is_turning() {
-            // A shard that waits for its own end waits for ever.
+            // A shard that waits for its own end waits for ever. Another thread may wait for it.
             return Ok(());
         }
+        let hosts = std::mem::take(&mut *self.hosts());
         let mut result = Ok(());
         for host in hosts {
             let ended = host.join();

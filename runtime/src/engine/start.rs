@@ -179,11 +179,13 @@ pub(super) fn start(
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
     };
+    // Dropped before the engine where the preparation panics: that waits for its shards.
+    let gate_of_engine: Sender<()> = gate;
     if are_all_made {
         drop(engine.tell_more(ProgramPage::default()));
         prepare(&engine);
     }
-    drop::<Sender<()>>(gate);
+    drop(gate_of_engine);
     let waited = begun.and_then(|()| engine.hosts().iter().try_for_each(HostHandle::wait_started));
     if let Err(error) = waited {
         // The shards that did start are stopped, or they would hold the port; the error of the one
