@@ -74,13 +74,23 @@ impl CompletionHandler for Question {
 
     fn on_complete(self: Arc<Self>, token: u64, result: CallResult, _: &mut ShardContext<'_>) {
         let (rank, mut state) = (token as u32, self.0.state());
-        let lives = matches!(&result, Err(status) if status.reason == Reason::Peer);
         match result.and_then(ranks_of) {
             Ok(ranks) => state.words.hear(rank, Word::WaitsFor(ranks)),
-            Err(_) if lives => state.words.hear(rank, Word::Nothing),
-            Err(_) => state.words.forget(rank),
+            Err(status) if has_not_come(&status) => state.words.asked_in_vain(rank),
+            // It may not be asked, or this end could not ask.
+            Err(_) => state.words.hear(rank, Word::Nothing),
         }
     }
+}
+
+/// Whether the rank may not have heard the question.
+fn has_not_come(status: &Status) -> bool {
+    let reasons = [
+        Reason::Deadline,
+        Reason::NoConnection,
+        Reason::ConnectionLost,
+    ];
+    reasons.contains(&status.reason)
 }
 
 fn ranks_of(answer: Response) -> Result<Vec<u32>, Status> {

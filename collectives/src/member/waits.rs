@@ -21,16 +21,23 @@ pub(super) struct Stall {
 
 /// What was asked of ranks that keep this one waiting, and what they say.
 #[derive(Debug, Default)]
-pub(super) struct Words(BTreeMap<u32, Word>);
+pub(super) struct Words(BTreeMap<u32, Asked>);
+
+/// A rank that was asked.
+#[derive(Debug, Default)]
+struct Asked {
+    /// What it has said last.
+    said: Option<Word>,
+    /// Whether another answer is to come.
+    is_under_way: bool,
+}
 
 /// What a rank says of itself.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// Nothing yet: it was asked.
-    Asked,
     /// It waits for these ranks.
     WaitsFor(Vec<u32>),
-    /// It lives, and does not say.
+    /// It does not say.
     Nothing,
 }
 
@@ -83,21 +90,27 @@ pub(super) fn waits_for(state: &State) -> Vec<u32> {
 impl Words {
     /// What a rank says that was asked.
     pub(super) fn hear(&mut self, from: u32, word: Word) {
-        self.0.insert(from, word);
+        let asked = Asked {
+            said: Some(word),
+            is_under_way: false,
+        };
+        self.0.insert(from, asked);
     }
 
     /// A rank was asked in vain; it may be asked again.
-    pub(super) fn forget(&mut self, from: u32) {
-        self.0.remove(&from);
+    pub(super) fn asked_in_vain(&mut self, from: u32) {
+        self.0.entry(from).or_default().is_under_way = false;
     }
 
     /// Those of these ranks that are to be asked. What others have said is of no use any more.
     fn ask(&mut self, ranks: BTreeSet<u32>) -> Vec<u32> {
         self.0.retain(|rank, _| ranks.contains(rank));
+        let mut is_to_be_asked = |rank: &u32| {
+            let asked = self.0.entry(*rank).or_default();
+            !std::mem::replace(&mut asked.is_under_way, true)
+        };
         let ranks = ranks.into_iter();
-        ranks
-            .filter(|&rank| self.0.insert(rank, Word::Asked) != Some(Word::Asked))
-            .collect()
+        ranks.filter(|rank| is_to_be_asked(rank)).collect()
     }
 
     /// Who is to blame, if this has lasted for too long.
@@ -107,16 +120,18 @@ impl Words {
         }
         let guilty = stall.ranks.iter().copied();
         let guilty: Vec<u32> = guilty.filter(|rank| self.is_guilty(*rank, own)).collect();
-        let is_nobody = guilty.is_empty();
-        // Each waits for another one, and they in a circle, or that one goes on now and then.
+        let nobody_is_guilty = guilty.is_empty();
+        // The ranks wait for each other in a circle, or the one that they wait for goes on now and
+        // then.
         let is_hopeless = stall.waited >= 2 * patience
             && stall.ranks.iter().all(|rank| self.0.contains_key(rank));
-        if is_nobody && !is_hopeless {
+        if nobody_is_guilty && !is_hopeless {
             return None;
         }
-        let is_sure = !is_nobody && guilty.iter().all(|rank| self.0[rank] != Word::Nothing);
+        let says_nothing = |rank: &u32| self.0[rank].said == Some(Word::Nothing);
+        let is_sure = !nobody_is_guilty && !guilty.iter().any(says_nothing);
         Some(Silence {
-            ranks: if is_nobody {
+            ranks: if nobody_is_guilty {
                 stall.ranks.clone()
             } else {
                 guilty
@@ -126,11 +141,14 @@ impl Words {
         })
     }
 
-    /// Whether a rank was asked, and has not said that it waits for another one than this.
+    /// Whether a rank was asked, and has not said that it waits for another one than this. What it
+    /// has said counts until it says more: an answer may come late.
     fn is_guilty(&self, rank: u32, own: u32) -> bool {
-        match self.0.get(&rank) {
-            None => false,
-            Some(Word::Asked | Word::Nothing) => true,
+        let Some(asked) = self.0.get(&rank) else {
+            return false;
+        };
+        match &asked.said {
+            None | Some(Word::Nothing) => true,
             Some(Word::WaitsFor(ranks)) => ranks.iter().all(|&other| other == own),
         }
     }
@@ -154,35 +172,39 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
 
     /// What rank 0 says that waits for ranks 1 and 2, of which these words are known.
-    fn judged(words: [Word; 2], seconds: u64) -> Option<String> {
+    fn judged(words: [Option<Word>; 2], seconds: u64) -> Option<String> {
         let stall = Stall {
             ranks: vec![1, 2],
             waited: Duration::from_secs(seconds),
             what: "sing".to_owned(),
         };
-        let words = Words((1..).zip(words).collect());
+        let asked = |said| Asked {
+            said,
+            is_under_way: true,
+        };
+        let words = Words((1..).zip(words.map(asked)).collect());
         let silence = words.judge(&stall, 0, PATIENCE)?;
         Some(silence.text(&format!("{:?}", silence.ranks), PATIENCE))
     }
 
     #[test]
     fn who_waits_for_another_rank_is_not_to_blame() {
-        let waits = || Word::WaitsFor(vec![0, 2]);
+        let waits = |ranks: &[u32]| Some(Word::WaitsFor(ranks.to_vec()));
         let sure = Some("[2] did not sing within 60s".to_owned());
-        assert_eq!(judged([waits(), Word::Asked], 60), sure);
-        assert_eq!(judged([waits(), Word::WaitsFor(vec![])], 60), sure);
-        assert_eq!(judged([waits(), Word::WaitsFor(vec![0])], 60), sure);
-        assert_eq!(judged([waits(), Word::Asked], 59), None);
+        assert_eq!(judged([waits(&[0, 2]), None], 60), sure);
+        assert_eq!(judged([waits(&[0, 2]), waits(&[])], 60), sure);
+        assert_eq!(judged([waits(&[0, 2]), waits(&[0])], 60), sure);
+        assert_eq!(judged([waits(&[0, 2]), None], 59), None);
     }
 
     #[test]
     fn an_error_says_where_nobody_knows_who_is_to_blame() {
-        let around = || [Word::WaitsFor(vec![2]), Word::WaitsFor(vec![1])];
+        let around = || [2, 1].map(|rank| Some(Word::WaitsFor(vec![rank])));
         assert_eq!(judged(around(), 119), None);
         let unsure = "[1, 2], or whoever keeps it waiting, did not sing within 60s";
         assert_eq!(judged(around(), 120).as_deref(), Some(unsure));
         let unsure = "[2], or whoever keeps it waiting, did not sing within 60s";
-        let says_nothing = [Word::WaitsFor(vec![2]), Word::Nothing];
+        let says_nothing = [Some(Word::WaitsFor(vec![2])), Some(Word::Nothing)];
         assert_eq!(judged(says_nothing, 60).as_deref(), Some(unsure));
     }
 
@@ -206,5 +228,27 @@ mod tests {
             "4 was not waited for any more"
         );
         assert!(words.judge(&stall, 0, PATIENCE).is_some());
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_takes_nothing_back_that_was_said() {
+        let mut words = Words::default();
+        let mut stall = Stall {
+            ranks: vec![3],
+            waited: PATIENCE,
+            what: "sing".to_owned(),
+        };
+        assert_eq!(words.ask([3].into()), [3]);
+        words.hear(3, Word::WaitsFor(vec![4]));
+        assert_eq!(words.ask([3].into()), [3]);
+        assert!(words.judge(&stall, 0, PATIENCE).is_none());
+        // Nor is a rank let off that can never be asked.
+        words.asked_in_vain(3);
+        stall.waited = 2 * PATIENCE;
+        assert!(words.judge(&stall, 0, PATIENCE).is_some());
+        let mut never = Words::default();
+        assert_eq!(never.ask([3].into()), [3]);
+        never.asked_in_vain(3);
+        assert!(never.judge(&stall, 0, PATIENCE).is_some());
     }
 }

@@ -144,7 +144,7 @@ fn nobody_waits_for_a_rank_that_hangs_to_leave_a_group_that_has_failed() {
     for has_shared_memory in [true, false] {
         let engines: Vec<Engine> = (0..3).map(|rank| engine(rank, has_shared_memory)).collect();
         let (last, begun, hangs) = (engines[2].client(), Barrier::new(3), Barrier::new(3));
-        let patience = Duration::from_secs(1);
+        let patience = Duration::from_secs(3);
         together(
             &engines,
             |builder| builder.timeout(patience),

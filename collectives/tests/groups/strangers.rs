@@ -77,14 +77,14 @@ fn a_stranger_that_says_nothing_costs_no_more_than_the_time_to_meet() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = listener.local_addr().unwrap().to_string();
     let guest = engine(1, "127.0.0.1:0");
-    let limit = Duration::from_millis(700);
+    let limit = Duration::from_secs(3);
     let started = Instant::now();
     let builder = Group::builder(1, 2, place.clone()).join_timeout(limit);
     let text = builder.join(&guest).unwrap_err().message;
     let taken = started.elapsed();
     assert!(limit <= taken && taken < 2 * limit, "{taken:?}: {text}");
     assert!(
-        text.contains(&place) && text.contains("within 700ms"),
+        text.contains(&place) && text.contains("within 3s"),
         "{text}"
     );
 }
