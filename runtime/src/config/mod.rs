@@ -154,7 +154,7 @@ config! {
          allows that, so that these are copied once";
     shm_links: u32 = parse::positive_count,
         "GRPCXX_SHM_LINKS_MAX", "256", "connections", "engine",
-        "most connections of a shard in shared memory; others stay on TCP";
+        "most connections of a shard in shared memory, with those that ended and whose peers keep something of them; others stay on TCP";
     shm_ring_bytes: u64 = parse::shm_ring_bytes,
         "GRPCXX_SHM_RING_BYTES", "1MiB", "bytes", "engine",
         "ring of each direction of such a connection, 16KiB to 64MiB, rounded up to a power of two";

@@ -130,7 +130,9 @@ impl LinkDriver {
     }
 
     /// How many links are gone whose peers still have memory of this process, and how many bytes.
-    pub(crate) fn orphaned(&self) -> (usize, usize) {
+    pub(crate) fn orphaned(&mut self) -> (usize, usize) {
+        // Who gives something back tells nobody.
+        self.settle_orphans();
         let bytes = self.orphans.iter().map(Orphan::lent_bytes).sum();
         (self.orphans.len(), bytes)
     }
@@ -141,9 +143,13 @@ impl LinkDriver {
         if !std::mem::take(&mut self.is_other_readable) {
             return false;
         }
-        self.orphans.retain_mut(|orphan| !orphan.is_settled());
-        self.is_other_readable = self.orphans.iter().any(Orphan::has_unheard);
+        self.settle_orphans();
         true
+    }
+
+    fn settle_orphans(&mut self) {
+        self.orphans.retain_mut(|orphan| !orphan.is_settled());
+        self.is_other_readable |= self.orphans.iter().any(Orphan::has_unheard);
     }
 
     /// Does what the state of one link asks for. Returns the number of events, and whether the link

@@ -218,7 +218,7 @@ impl ShmMedium {
         }
     }
 
-    fn check_limit(&self) -> Result<(), String> {
+    fn check_limit(&mut self) -> Result<(), String> {
         let bytes_max = self.driver.options.mapped_bytes_max;
         if mapped::mapped_bytes() >= bytes_max {
             return Err(mapped::no_room(bytes_max));
@@ -236,7 +236,8 @@ impl ShmMedium {
             return Ok(());
         }
         Err(format!(
-            "all {limit} links over shared memory are in use; close some or raise LinkLimits::links"
+            "all {limit} links over shared memory are in use, {orphans} of them by peers that keep \
+             what an ended link lent them; close some or raise LinkLimits::links"
         ))
     }
 
@@ -268,7 +269,8 @@ fn check_claim(
         return Ok(());
     }
     Err(
-        "the two are not the ends of one connection: there is a proxy or a forwarder between them"
+        "the two are not the ends of one connection: a proxy, a forwarder or a rule that rewrites \
+         addresses is between them"
             .to_owned(),
     )
 }
