@@ -101,13 +101,13 @@ def test_a_rank_that_leaves_hears_ctrl_c():
             group.barrier()
         heard = []
         before = signal.signal(signal.SIGINT, lambda *_: heard.append(time.monotonic()))
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         # For 2 s rank 1, which has called the same, may still hear that the group is over.
         group._native.leave()
         ended = time.monotonic()
         signal.signal(signal.SIGINT, before)
     group.close()
-    assert ended - heard[0] > 0.5, "the signal waited for the other rank"
+    assert heard and ended - heard[0] > 0.2, "the signal waited for the other rank"
 
 
 def test_what_ctrl_c_leaves_is_still_written():
