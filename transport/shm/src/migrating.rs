@@ -199,7 +199,7 @@ impl Medium for ShmMedium {
 
     fn listen(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         self.driver.look_if_due(now);
-        // Who has more to say than one look takes has another one in the next turn.
+        // A link with more messages than one look takes is looked at again in the next turn.
         for _ in 0..self.driver.readable.len() {
             let Some(id) = self.driver.readable.pop_front() else {
                 break;

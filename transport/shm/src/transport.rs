@@ -110,7 +110,7 @@ impl ShmTransport {
     /// Looks at the sockets, if it is time.
     fn listen_around(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.driver.look_if_due(now);
-        // Who has more to say than one look takes has another one in the next turn.
+        // A link with more messages than one look takes is looked at again in the next turn.
         for _ in 0..self.driver.readable.len() {
             let Some(id) = self.driver.readable.pop_front() else {
                 break;

@@ -281,6 +281,18 @@ fn no_more_is_lent_than_allowed() {
     }
 }
 
+/// Lets one of two sides close their link, and waits until both know.
+fn close((a, near): (&mut Side, LinkId), (b, far): (&mut Side, LinkId), closes_first: usize) {
+    if closes_first == 0 {
+        a.transport.close(near, false);
+    } else {
+        b.transport.close(far, false);
+    }
+    both(a, b, "it closed", |a, b| {
+        a.closed.len() + b.closed.len() == 2
+    });
+}
+
 #[test]
 fn loans_outlast_the_link() {
     for closes_first in [0, 1] {
@@ -290,14 +302,7 @@ fn loans_outlast_the_link() {
             a.send(near, &payload(&mut arena, 10 << 20, round));
         }
         both(&mut a, &mut b, "they came", |_, b| b.messages.len() == 2);
-        if closes_first == 0 {
-            a.transport.close(near, false);
-        } else {
-            b.transport.close(far, false);
-        }
-        both(&mut a, &mut b, "it closed", |a, b| {
-            a.closed.len() + b.closed.len() == 2
-        });
+        close((&mut a, near), (&mut b, far), closes_first);
         let reasons = [&a.seen.closed[0], &b.seen.closed[0]];
         assert_eq!(*reasons[closes_first], CloseReason::Local);
         assert_eq!(*reasons[1 - closes_first], CloseReason::EndOfStream);
@@ -325,14 +330,7 @@ fn small_loans_end_with_the_link() {
         a.send(near, &payload(&mut arena, 100_000, 1));
         both(&mut a, &mut b, "it came", |_, b| b.messages.len() == 1);
         assert!(b.seen.messages[0].is_borrowed());
-        if closes_first == 0 {
-            a.transport.close(near, false);
-        } else {
-            b.transport.close(far, false);
-        }
-        both(&mut a, &mut b, "it closed", |a, b| {
-            a.closed.len() + b.closed.len() == 2
-        });
+        close((&mut a, near), (&mut b, far), closes_first);
         a.until("the loan comes home", |_| in_use(&mut arena) == 0);
         let others: Vec<_> = std::iter::from_fn(|| {
             let mut memory = arena.allocate(1 << 20).ok()?;

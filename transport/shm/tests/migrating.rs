@@ -281,13 +281,18 @@ fn pair_over(
     });
     let any = "127.0.0.1:0".parse().unwrap();
     let (_, address) = sides[1].transport.listen(any).unwrap();
-    sides[0].link = sides[0].transport.connect(via(address)).unwrap();
-    until(&mut sides, "connected", |[a, b]| {
+    connect(&mut sides, via(address));
+    sides
+}
+
+/// Lets the first side dial an address of the second.
+fn connect(sides: &mut [Side; 2], address: SocketAddr) {
+    sides[0].link = sides[0].transport.connect(address).unwrap();
+    until(sides, "connected", |[a, b]| {
         a.reader.connected && !b.reader.accepted.is_empty()
     });
     let accepted = sides[1].reader.accepted.pop().unwrap();
     sides[1].link = sides[1].transport.adopt(accepted, HEAD).unwrap();
-    sides
 }
 
 fn until(sides: &mut [Side; 2], what: &str, mut done: impl FnMut(&mut [Side; 2]) -> bool) {
@@ -486,12 +491,7 @@ fn dial_again(sides: &mut [Side; 2], address: SocketAddr) {
         side.reader.closed = None;
         side.reader.connected = false;
     }
-    sides[0].link = sides[0].transport.connect(address).unwrap();
-    until(sides, "connected", |[a, b]| {
-        a.reader.connected && !b.reader.accepted.is_empty()
-    });
-    let accepted = sides[1].reader.accepted.pop().unwrap();
-    sides[1].link = sides[1].transport.adopt(accepted, HEAD).unwrap();
+    connect(sides, address);
 }
 
 fn resume(side: &mut Side) {
