@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::launch::{NAMESPACE, launch, may_have_a_namespace};
+use super::launch::{NAMESPACE, as_rank, launch, may_have_a_namespace};
 use super::ports::held_port;
 use super::{SERVER, TOOL, text};
 
@@ -35,12 +35,8 @@ fn output_in_time(mut program: Child) -> Output {
 }
 
 fn of_two(command: &mut Command, rank: &str, port: u16) -> Child {
-    command
+    as_rank(command, (rank, 2), port)
         .env_remove("TF_CONFIG")
-        .env("RANK", rank)
-        .env("WORLD_SIZE", "2")
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", (port - 1).to_string())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

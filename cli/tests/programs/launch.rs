@@ -30,6 +30,19 @@ pub(super) fn launch(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
+/// Tells a program by the variables of PyTorch which rank of `size` it is, with rank 0 at `port`.
+pub(super) fn as_rank<'a>(
+    command: &'a mut Command,
+    (rank, size): (&str, u32),
+    port: u16,
+) -> &'a mut Command {
+    command
+        .env("RANK", rank)
+        .env("WORLD_SIZE", size.to_string())
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", (port - 1).to_string())
+}
+
 fn run(arguments: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), arguments).output().unwrap()
@@ -158,18 +171,15 @@ fn ranks_of_a_launcher_find_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let port = held_port();
     let rank = |rank: &str, script: &str| {
-        launch(
+        let mut launcher = launch(
             folder.path(),
             &["--ps", "1", "--timeout", "60", "--", "sh", "-c", script],
-        )
-        .env("RANK", rank)
-        .env("WORLD_SIZE", "2")
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", (port - 1).to_string())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+        );
+        as_rank(&mut launcher, (rank, 2), port)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
     };
     let worker = rank("1", "echo $TF_CONFIG");
     let ps = rank("0", "exec sleep 600");
@@ -194,13 +204,8 @@ fn ranks_of_a_launcher_find_each_other() {
 fn a_rank_that_never_comes_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let port = held_port();
-    let output = launch(folder.path(), &["--timeout", "0.5", "--", "true"])
-        .env("RANK", "0")
-        .env("WORLD_SIZE", "3")
-        .env("MASTER_ADDR", "127.0.0.1")
-        .env("MASTER_PORT", (port - 1).to_string())
-        .output()
-        .unwrap();
+    let mut launcher = launch(folder.path(), &["--timeout", "0.5", "--", "true"]);
+    let output = as_rank(&mut launcher, ("0", 3), port).output().unwrap();
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(69), "{err}");
     assert!(err.contains("ranks 1-2 of 3"), "{err}");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::launch::launch;
+use super::launch::{as_rank, launch};
 use super::ports::held_port;
 use super::text;
 
@@ -142,12 +142,8 @@ fn ranks_start_again_when_those_of_all_launchers_have_stopped() {
         sleep 300 & wait";
     let rank = |rank: &str| {
         let mut launcher = launch(folder.path(), &["--ps", "0", "--restarts", "1"]);
-        launcher
-            .args(["--timeout", "60", "--", "sh", "-c", script])
-            .env("RANK", rank)
-            .env("WORLD_SIZE", "3")
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", (port - 1).to_string())
+        launcher.args(["--timeout", "60", "--", "sh", "-c", script]);
+        as_rank(&mut launcher, (rank, 3), port)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap()
