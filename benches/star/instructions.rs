@@ -5,6 +5,7 @@
 //! difference. Both engines sleep while they have nothing to do, so that nobody counts looks in
 //! vain.
 
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -24,10 +25,16 @@ pub(crate) struct Kind {
     pub(crate) allowed: f64,
 }
 
+/// Why there is no count.
+pub(crate) enum Uncounted {
+    NoValgrind,
+    Failed(String),
+}
+
 /// Instructions of one call in the shards of both sides, with those that take its tensor from its
-/// producer. The reason if they cannot be counted.
-pub(crate) fn per_call(kind: &Kind, keep: bool) -> Result<f64, String> {
-    let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+/// producer.
+pub(crate) fn per_call(kind: &Kind, keep: bool) -> Result<f64, Uncounted> {
+    let directory = tempfile::tempdir()?;
     let few = total(&directory.path().join("few"), kind, FEW_CALLS)?;
     let many = total(&directory.path().join("many"), kind, MANY_CALLS)?;
     if keep {
@@ -53,8 +60,8 @@ pub(crate) fn make_calls(word: &str, calls: usize) {
 
 /// Instructions of a run in all threads but the first, which starts the others and produces
 /// tensors.
-fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, String> {
-    let program = std::env::current_exe().map_err(|error| error.to_string())?;
+fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, Uncounted> {
+    let program = std::env::current_exe()?;
     let run = Command::new("valgrind")
         .args([
             "--tool=callgrind",
@@ -65,10 +72,14 @@ fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, String> {
         .arg(program)
         .args([CHILD, kind.word, &calls.to_string()])
         .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("valgrind: {error}"))?;
+        .output();
+    let run = match run {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(Uncounted::NoValgrind),
+        run => run?,
+    };
     if !run.status.success() {
-        return Err(String::from_utf8_lossy(&run.stderr).into_owned());
+        let said = String::from_utf8_lossy(&run.stderr).into_owned();
+        return Err(Uncounted::Failed(said));
     }
     let mut sum = 0;
     for thread in 2.. {
@@ -78,12 +89,18 @@ fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, String> {
         };
         let totals = text.lines().find_map(|line| line.strip_prefix("totals: "));
         let number = totals.and_then(|number| number.trim().parse::<u64>().ok());
-        sum += number.ok_or_else(|| format!("{file} has no totals"))?;
+        sum += number.ok_or_else(|| Uncounted::Failed(format!("{file} has no totals")))?;
     }
     if sum == 0 {
-        return Err("callgrind saw no threads".to_owned());
+        return Err(Uncounted::Failed("callgrind saw no threads".to_owned()));
     }
     Ok(sum)
+}
+
+impl From<io::Error> for Uncounted {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error.to_string())
+    }
 }
 
 /// The word before a kind of calls and their number, for the program that is watched.

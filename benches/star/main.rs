@@ -31,6 +31,7 @@ use std::time::Duration;
 use baseline::Way;
 use calls::Load;
 use cluster::Setting;
+use instructions::Uncounted;
 use meter::{Measure, median};
 use report::{Row, Target, print_head};
 
@@ -78,7 +79,7 @@ struct Plan {
     idle: Duration,
     /// Leave the baselines out.
     alone: bool,
-    /// Whether a call took more instructions or allocations than it may.
+    /// Whether a call took more instructions or allocations than it may, or valgrind failed.
     exceeded: Cell<bool>,
 }
 
@@ -273,7 +274,13 @@ fn instructions_of_a_call(plan: &Plan) {
                     .print();
                 plan.note(count <= kind.allowed);
             }
-            Err(reason) => println!("INSTRUCTIONS NOT COUNTED, install valgrind: {reason}"),
+            Err(Uncounted::NoValgrind) => {
+                println!("INSTRUCTIONS NOT COUNTED, install valgrind");
+            }
+            Err(Uncounted::Failed(reason)) => {
+                println!("INSTRUCTIONS NOT COUNTED: {reason}");
+                plan.note(false);
+            }
         }
     }
 }
