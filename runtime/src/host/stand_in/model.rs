@@ -7,6 +7,7 @@ use super::super::model::{PREEMPTIONS_MAX, Toy};
 use super::super::tasks::jobs;
 use super::super::waiter::Waiter;
 use super::*;
+use crate::compute::Job;
 
 /// Lets the owner be away several times. The functions say that they wait; the last one does so, if
 /// the shard has an event to bring. Whoever has the shard in the end finds it in order.
