@@ -25,6 +25,9 @@ pub(crate) trait Lender: Turnable {
         reason = "the command comes back whole, without an allocation"
     )]
     fn begin(&self, command: Command) -> Result<(), Command>;
+
+    /// Tells the shard's thread, if it may not know, that a command has come.
+    fn stir(&self);
 }
 
 /// The inboxes of all shards of an engine.
@@ -169,7 +172,16 @@ impl Mailboxes {
         }
         self.inboxes[shard]
             .push(command, |stranded| self.end(stranded))
-            .map_err(|refused| refused.value)
+            .map_err(|refused| refused.value)?;
+        self.stir(shard);
+        Ok(())
+    }
+
+    #[inline]
+    fn stir(&self, shard: usize) {
+        if let Some(lender) = self.lenders[shard].get() {
+            lender.stir();
+        }
     }
 
     /// Why [`Mailboxes::try_deliver`] gave a command back.
@@ -229,6 +241,7 @@ impl Mailboxes {
                 self.end_overflow(shard);
             }
             self.doorbells[shard].ring();
+            self.stir(shard);
         }
     }
 

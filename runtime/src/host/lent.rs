@@ -6,6 +6,7 @@
 //! until its own call has ended, and lets the descriptor speak again. So a call of a thread needs
 //! no other thread, and what comes while nobody waits wakes the owner.
 
+mod dozing;
 mod turning;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
+use self::dozing::Dozing;
 use self::turning::{Turning, guard};
 use super::bed::{Bed, Woken};
 use super::native::Executor;
@@ -37,6 +39,7 @@ pub(crate) struct Lent<L> {
     is_borrowed: AtomicBool,
     /// Its owner wants it back.
     is_recalled: AtomicBool,
+    dozing: Dozing,
     /// It stays on its owner's thread from now on, or from the next turn on.
     is_bound: AtomicBool,
     /// No other thread turns it any more.
@@ -53,8 +56,6 @@ struct Seat<L> {
     hold: Hold,
     /// When the owner wakes by itself.
     wakes_at: Option<Time>,
-    /// Whether the alarm may still go off.
-    has_alarm: bool,
     /// How often the owner has woken up for a thread that wanted the shard then anyway.
     vain_wakes: u32,
     /// What a borrower's turn ended in.
@@ -69,7 +70,7 @@ enum Hold {
     /// Nobody: the owner sleeps, and the shard wakes it.
     Asleep,
     /// Nobody: a thread has just given it back, and is likely to come again. The owner sleeps, and
-    /// the alarm wakes it.
+    /// looks after it when the alarm has gone off and nobody has come.
     Dozing,
     /// The thread that wants it: the owner sleeps, and only the bell wakes it.
     Handed,
@@ -150,6 +151,7 @@ impl<L: ShardLoop> Lent<L> {
             sleepers: AtomicUsize::new(0),
             is_borrowed: AtomicBool::new(false),
             is_recalled: AtomicBool::new(false),
+            dozing: Dozing::new(),
             is_bound: AtomicBool::new(false),
             is_kept: AtomicBool::new(false),
             clock,
@@ -159,7 +161,6 @@ impl<L: ShardLoop> Lent<L> {
                 idle,
                 hold: Hold::Turned,
                 wakes_at: None,
-                has_alarm: false,
                 vain_wakes: 0,
                 death: None,
             }),
@@ -178,7 +179,8 @@ impl<L: ShardLoop> Lent<L> {
             if !spins {
                 seat.vain_wakes = seat.vain_wakes.saturating_sub(1);
             }
-            seat.wake(&self.bed);
+            self.wake(&mut seat);
+            self.dozing.stop_alarm(&self.bed);
             beside.awake();
             let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
@@ -213,13 +215,18 @@ impl<L: ShardLoop> Lent<L> {
     fn sleep(&self, limit: Option<Duration>) {
         // A time that no clock reaches is no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let mut borrows = self.dozing.borrows();
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-            // The alarm is for a shard that nobody has. Whoever turns it now sets another.
-            let is_by_alarm = self.bed.sleep(left) == Woken::ByAlarm;
-            if !is_by_alarm || !self.is_borrowed.load(Ordering::Relaxed) {
+            if self.bed.sleep(left) == Woken::Up {
                 return;
             }
+            // As long as threads come for the shard, one of them looks after it.
+            let before = std::mem::replace(&mut borrows, self.dozing.borrows());
+            if borrows == before && !self.is_borrowed.load(Ordering::Relaxed) {
+                return;
+            }
+            self.dozing.set_again(&self.bed);
         }
     }
 
@@ -293,9 +300,7 @@ impl<L: ShardLoop> Lent<L> {
                     // The waiter's waker ends this sleep if it is used from now on.
                     let is_over = waiter.is_woken() || self.is_left();
                     if !is_over && !limit.is_some_and(|limit| limit.is_zero()) {
-                        if std::mem::take(&mut seat.has_alarm) {
-                            self.bed.set_alarm(Duration::ZERO);
-                        }
+                        self.dozing.stop_alarm(&self.bed);
                         seat.shard().park(limit);
                     }
                 }
@@ -306,6 +311,11 @@ impl<L: ShardLoop> Lent<L> {
     /// Whether the owner wants the shard, or has it for good.
     fn is_left(&self) -> bool {
         self.is_recalled.load(Ordering::Relaxed) || self.is_bound.load(Ordering::Acquire)
+    }
+
+    /// Something was handed over to the shard, which may doze.
+    pub(crate) fn stir(&self) {
+        self.dozing.stir(&self.bed);
     }
 
     /// Hands `code` the shard if nobody turns it now and it takes that. The code must not turn it,
@@ -367,9 +377,10 @@ impl<L: ShardLoop> Lent<L> {
             Some(seat) if seat.is_free() => seat,
             _ => self.want()?,
         };
-        seat.wake(&self.bed);
+        self.wake(&mut seat);
         seat.shard().set_borrowed(true);
         self.is_borrowed.store(true, Ordering::Relaxed);
+        self.dozing.note_borrow();
         // See `recall`.
         fence(Ordering::SeqCst);
         Some(seat)
@@ -392,7 +403,8 @@ impl<L: ShardLoop> Lent<L> {
             if since.elapsed() >= WANT_TIME {
                 break;
             }
-            std::hint::spin_loop();
+            // The owner may wait for this CPU.
+            std::thread::yield_now();
         }
         if self.is_wanted.swap(false, Ordering::AcqRel) {
             return None;
@@ -425,11 +437,22 @@ impl<L: ShardLoop> Lent<L> {
             return self.fall_asleep(seat)
                 && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
         }
-        // What comes before the thread comes again waits for that, and nobody is woken.
+        // What peers send before the thread comes again waits for that, and nobody is woken.
         seat.hold = Hold::Dozing;
-        seat.has_alarm = true;
-        self.bed.set_alarm(DOZE_TIME);
-        true
+        self.dozing.begin(&self.bed, || seat.shard().has_work())
+    }
+
+    /// Begins to turn the shard. Ends what [`Lent::fall_asleep`] and [`Lent::rest`] began.
+    fn wake(&self, seat: &mut Seat<L>) {
+        match seat.hold {
+            Hold::Asleep => {
+                self.bed.silence();
+                seat.shard().unpark();
+            }
+            Hold::Dozing => self.dozing.end(),
+            Hold::Turned | Hold::Handed => {}
+        }
+        seat.hold = Hold::Turned;
     }
 
     /// Lets the shard wake its owner. False if there is work already.
@@ -538,15 +561,6 @@ impl<L: ShardLoop> Seat<L> {
     fn is_free(&self) -> bool {
         self.hold != Hold::Turned
     }
-
-    /// Begins to turn the shard. Ends what [`Lent::fall_asleep`] began.
-    fn wake(&mut self, bed: &Bed) {
-        if self.hold == Hold::Asleep {
-            bed.silence();
-            self.shard().unpark();
-        }
-        self.hold = Hold::Turned;
-    }
 }
 
 /// Whether the first of two times is earlier; none is at the end of all times.
@@ -570,10 +584,6 @@ const VAIN_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 200
 const VAIN_WAKES_ALLOWED: u32 = 2;
 /// How many are remembered: as often the owner may look after a shard that dozes.
 const VAIN_WAKES_MAX: u32 = 8;
-
-/// How long a shard that a thread has given back waits for that thread to come again, before its
-/// owner looks after it. Less than a wake-up takes that a call would need otherwise.
-const DOZE_TIME: Duration = Duration::from_micros(50);
 
 #[cfg(all(test, loom))]
 mod model;

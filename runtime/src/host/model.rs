@@ -13,7 +13,7 @@ use super::shard_loop::ShardLoop;
 use super::sync::Mutex;
 use super::waiter::Waiter;
 
-/// A shard whose events come over a line, and which wakes a thread that waits with each.
+/// A shard whose events come over a line, and which wakes a thread that waits with the first.
 pub(super) struct Toy {
     pub(super) line: Arc<Line>,
     pub(super) waiter: Arc<Mutex<Option<Arc<Waiter>>>>,
@@ -33,9 +33,10 @@ impl ShardLoop for Toy {
     fn turn(&mut self, _: Time) -> usize {
         let events = std::mem::take(&mut self.line.state().events);
         self.left -= events;
-        if events > 0 {
-            let waiter = self.waiter.lock().unwrap().clone();
-            waiter.expect("it waits from the beginning").wake_by_ref();
+        if events > 0
+            && let Some(waiter) = self.waiter.lock().unwrap().take()
+        {
+            waiter.wake_by_ref();
         }
         events
     }

@@ -50,6 +50,11 @@ pub trait ShardLoop {
         let _ = is_borrowed;
     }
 
+    /// Whether something was handed over that no turn has taken yet.
+    fn has_work(&self) -> bool {
+        false
+    }
+
     /// Whether something waits for the shard's own thread.
     fn wants_owner(&self) -> bool {
         false

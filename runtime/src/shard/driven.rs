@@ -54,6 +54,10 @@ impl<T: Park + Send> Lender for Lent<DrivenShard<T>> {
         });
         command.map_or(Ok(()), Err)
     }
+
+    fn stir(&self) {
+        Lent::stir(self);
+    }
 }
 
 impl<T: Park> ShardLoop for DrivenShard<T> {
@@ -109,6 +113,10 @@ impl<T: Park> ShardLoop for DrivenShard<T> {
 
     fn set_borrowed(&mut self, is_borrowed: bool) {
         self.shard.core_mut().set_borrowed(is_borrowed);
+    }
+
+    fn has_work(&self) -> bool {
+        self.shard.core().has_work()
     }
 
     fn wants_owner(&self) -> bool {

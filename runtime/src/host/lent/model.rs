@@ -51,8 +51,9 @@ impl Executor for Jobs {
 }
 
 /// Lets an event come to a shard whose owner runs, and on which a thread waits; over the line, or
-/// from a job that only the owner can do. With as many vain wakes it dozes each time.
-fn check(comes_from_job: bool, vain_wakes: u32) {
+/// from a job that only the owner can do. The thread waits for the first of two events, if there
+/// are two. With as many vain wakes the shard dozes each time.
+fn check(comes_from_job: bool, vain_wakes: u32, events: usize) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS_MAX);
     model.check(move || {
@@ -61,7 +62,7 @@ fn check(comes_from_job: bool, vain_wakes: u32) {
         let toy = Toy {
             line: Arc::clone(&line),
             waiter: Arc::new(Mutex::new(Some(Arc::clone(&waiter)))),
-            left: 1,
+            left: events,
         };
         let jobs = Arc::new(AtomicUsize::new(0));
         let bed = Bed(Arc::clone(&line));
@@ -82,7 +83,7 @@ fn check(comes_from_job: bool, vain_wakes: u32) {
                 jobs.fetch_add(1, loom::sync::atomic::Ordering::SeqCst);
                 both.wake_by_ref();
             }
-            false => line.change(|state| state.events += 1),
+            false => (0..events).for_each(|_| line.change(|state| state.events += 1)),
         });
         assert!(waiter.wait(Some(&*lent), None));
         source.join().unwrap();
@@ -92,12 +93,18 @@ fn check(comes_from_job: bool, vain_wakes: u32) {
 
 #[test]
 fn loom_an_event_wakes_whoever_waits_for_it_and_the_owner_ends() {
-    check(false, 0);
-    check(false, VAIN_WAKES_MAX);
+    check(false, 0, 1);
+    check(false, VAIN_WAKES_MAX, 1);
+}
+
+#[test]
+fn loom_what_comes_while_nobody_waits_wakes_the_owner() {
+    check(false, 0, 2);
+    check(false, VAIN_WAKES_MAX, 2);
 }
 
 #[test]
 fn loom_a_job_of_the_owner_does_not_wait_for_a_thread_that_waits() {
-    check(true, 0);
-    check(true, VAIN_WAKES_MAX);
+    check(true, 0, 1);
+    check(true, VAIN_WAKES_MAX, 1);
 }
