@@ -29,7 +29,7 @@ pub(crate) struct COptions {
     devices: Vec<Device>,
     service: Option<Arc<CService>>,
     program_page: ProgramPage,
-    lends_shards: bool,
+    lends_shards: Option<bool>,
 }
 
 impl Default for COptions {
@@ -43,7 +43,7 @@ impl Default for COptions {
             devices: Vec::new(),
             service: None,
             program_page: ProgramPage::default(),
-            lends_shards: false,
+            lends_shards: None,
         }
     }
 }
@@ -157,7 +157,7 @@ pub(crate) unsafe extern "C" fn grpcxx_options_set_lends_shards(
     // SAFETY: the header says what the pointer is.
     unsafe {
         change(options, |options| {
-            options.lends_shards = lends;
+            options.lends_shards = Some(lends);
             Ok(())
         })
     }

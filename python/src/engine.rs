@@ -309,7 +309,7 @@ fn start(
     }
     let mut options = EngineOptions::from_config(&config, task, 1);
     options.listen = listen.map(listen_address).transpose()?;
-    options.lends_shards = waits;
+    options.lends_shards = waits.then_some(true);
     let engine = grpcxx_capi::start::start(options)?;
     let page = Page::start(&engine, config.metrics_address, ProgramPage::default())?;
     Ok((engine, page))

@@ -26,6 +26,21 @@ impl Text {
         std::str::from_utf8(&self.0).expect("checked when the text was made")
     }
 
+    /// The length in bytes. No byte is looked at, here and below, as a `str` would need it.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there is no byte.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The bytes of the text.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
     /// The memory behind the text.
     pub fn as_buffer(&self) -> &Buffer {
         &self.0

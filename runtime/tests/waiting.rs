@@ -38,11 +38,7 @@ impl Pair {
             let value: i32 = call.feed("x")?.value()?;
             Ok([("y", Tensor::scalar(2 * value))])
         });
-        let caller = Engine::builder()
-            .shards(shards)
-            .lends_shards(true)
-            .start()
-            .unwrap();
+        let caller = Engine::builder().shards(shards).start().unwrap();
         let remote = caller
             .connect(&server.local_addr().unwrap().to_string())
             .unwrap();

@@ -134,9 +134,9 @@ impl EngineBuilder {
     }
 
     /// Whether a thread that waits for a call turns the shard of that call meanwhile; see
-    /// [`EngineOptions::lends_shards`]. Default: no.
+    /// [`EngineOptions::lends_shards`]. Default: unless the engine listens.
     pub fn lends_shards(mut self, lends: bool) -> Self {
-        self.options.lends_shards = lends;
+        self.options.lends_shards = Some(lends);
         self
     }
 

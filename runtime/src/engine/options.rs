@@ -50,9 +50,10 @@ pub struct EngineOptions {
     /// Whether a thread that waits for a call turns the shard of that call meanwhile, which saves
     /// two hand-overs to another thread. Such shards have epoll, for a ring of io_uring is bound to
     /// its thread. It means nothing where [`EngineOptions::polling`] or [`EngineOptions::service`]
-    /// is set, or [`EngineOptions::tcp`] asks for io_uring. It pays for threads that wait for most
-    /// of what they begin, such as the ranks of a group.
-    pub lends_shards: bool,
+    /// is set, or [`EngineOptions::tcp`] asks for io_uring. `None`: unless the engine listens, for
+    /// one that serves has its shards run short functions instead. It pays for threads that wait
+    /// for most of what they begin.
+    pub lends_shards: Option<bool>,
     /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the
     /// system says. Costs power, and needs the right to write `/dev/cpu_dma_latency`.
     pub cpu_latency: Option<Duration>,
@@ -143,7 +144,7 @@ impl EngineOptions {
             host: config.host,
             tcp: tcp_options(config, polling),
             shm: shm_options(config),
-            lends_shards: false,
+            lends_shards: None,
             lends_arenas: config.shm_lend,
             rdma: rdma_options(config),
             tls: tls_settings(config),
@@ -210,7 +211,7 @@ impl Default for EngineOptions {
                     ..LinkLimits::default()
                 }
             })),
-            lends_shards: false,
+            lends_shards: None,
             lends_arenas: true,
             rdma: Some(RdmaOptions::default().with(|options| {
                 options.limits = LinkLimits {
