@@ -38,6 +38,7 @@ mod request_body;
 pub mod services;
 mod sessions;
 mod status;
+mod taken;
 mod tensor_proto;
 mod tensors;
 mod unsent;
@@ -52,3 +53,4 @@ pub use client::{
 pub use control::{Alarm, Control, Stopped};
 pub use listener::ControlError;
 pub use options::{BadAddress, ControlLimits, ControlOptions};
+pub use taken::TakenTensors;

@@ -3,12 +3,14 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use grpcxx_control::services::inspect::InspectReply;
-use grpcxx_control::{Answer, Backend, ClientError, ClientOptions, ControlClient, TaskDevices};
+use grpcxx_control::{
+    Answer, Backend, ClientError, ClientOptions, ControlClient, TakenTensors, TaskDevices,
+};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 use grpcxx_runtime::exposition::Liveness;
 use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
@@ -159,13 +161,17 @@ impl Backend for EngineBackend {
         })
     }
 
-    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, TakenTensors> {
         let call = self
             .engine
-            .with(|engine| engine.receive(step_id, keys, None));
+            .with(|engine| engine.receive(step_id, keys.clone(), None));
+        let client = self.client.clone();
         Box::pin(async move {
             match call?.await? {
-                Response::Tensors(tensors) => Ok(tensors.into_vec()),
+                Response::Tensors(tensors) => {
+                    let give_back = move |tensors| client.give_back(step_id, keys, tensors);
+                    Ok(TakenTensors::new(tensors.into_vec(), give_back))
+                }
                 Response::Message(_) | Response::Fetched(_) | Response::Unary(_) => {
                     Err(Status::new(
                         Code::Internal,
