@@ -236,6 +236,35 @@ fn rows_come_back_after_a_stop_with_as_many_servers_or_others() {
 }
 
 #[test]
+fn rows_of_as_many_servers_are_not_taken_where_others_wrote_newer_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let try_run = |index, servers| {
+        let spec = ServerSpec {
+            index,
+            servers,
+            ..spec(&["t:4"])
+        };
+        try_start(spec, 1, Some(folder.path()))
+    };
+    for servers in [2, 1] {
+        for index in 0..servers {
+            try_run(index, servers).unwrap().stop().unwrap();
+        }
+    }
+    for index in 0..2 {
+        let refused = try_run(index, 2).unwrap_err();
+        assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
+        let text = "by [1] servers are newer than those by 2";
+        assert!(refused.message.contains(text), "{refused}");
+        std::fs::remove_file(folder.path().join(format!("t.{index}-of-2.safetensors"))).unwrap();
+    }
+    for index in 0..2 {
+        try_run(index, 2).unwrap().stop().unwrap();
+        try_run(index, 2).unwrap();
+    }
+}
+
+#[test]
 fn bad_input_is_refused_in_words_and_changes_nothing() {
     let limits = ServerSpec {
         batch_rows_max: 10,
