@@ -265,6 +265,16 @@ fn rows_of_as_many_servers_are_not_taken_where_others_wrote_newer_ones() {
 }
 
 #[test]
+fn a_table_that_cannot_be_written_leaves_the_others_their_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(spec(&["a:4", "b:4"]), 1, Some(folder.path()));
+    std::fs::create_dir(folder.path().join("a.0-of-1.safetensors")).unwrap();
+    let failed = server.stop().unwrap_err();
+    assert!(failed.message.contains("a.0-of-1"), "{failed}");
+    assert!(folder.path().join("b.0-of-1.safetensors").is_file());
+}
+
+#[test]
 fn bad_input_is_refused_in_words_and_changes_nothing() {
     let limits = ServerSpec {
         batch_rows_max: 10,

@@ -166,7 +166,7 @@ impl Change {
 }
 
 /// How long to wait before a shard whose inbox was full is asked again.
-const ROOM_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 fn others(batch: &Batch, here: Option<usize>) -> impl Iterator<Item = usize> {
     batch.shards().filter(move |shard| Some(*shard) != here)
@@ -231,6 +231,7 @@ fn not_on_a_shard() -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::pin::pin;
     use std::sync::mpsc;
 
@@ -245,10 +246,14 @@ mod tests {
 
     /// An engine with a table of rows of one float, which SGD changes.
     fn start(shards: usize) -> (Engine, Arc<Tables>) {
+        start_in(shards, None)
+    }
+
+    fn start_in(shards: usize, folder: Option<PathBuf>) -> (Engine, Arc<Tables>) {
         let engine = Engine::builder().shards(shards).pin(false);
         let engine = engine.start().unwrap();
         let table: TableSpec = "t:1".parse().unwrap();
-        let tables = Tables::start(&engine, ServerSpec::new(vec![table]), None);
+        let tables = Tables::start(&engine, ServerSpec::new(vec![table]), folder);
         (engine, Arc::new(tables.unwrap()))
     }
 
@@ -309,5 +314,23 @@ mod tests {
         };
         let test = engine.shards().submit_to(0, test);
         assert_eq!(test.wait().unwrap(), (Ok(()), true));
+    }
+
+    #[test]
+    fn a_snapshot_waits_for_room_in_the_inbox_of_a_shard() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_engine, tables) = start_in(2, Some(folder.path().to_owned()));
+        let (let_go, held) = mpsc::channel::<()>();
+        let (tell, is_held) = mpsc::channel();
+        let hold = move |_: &OnShard| tell.send(()).is_ok() && held.recv().is_ok();
+        let _held = tables.shards.invoke_on(1, hold);
+        is_held.recv().unwrap();
+        while tables.shards.invoke_on(1, |_| ()).now_or_never().is_none() {}
+        std::thread::scope(|scope| {
+            let snapshot = scope.spawn(|| tables.snapshot());
+            std::thread::sleep(Duration::from_millis(10));
+            let_go.send(()).unwrap();
+            assert_eq!(snapshot.join().unwrap().unwrap().files.len(), 1);
+        });
     }
 }
