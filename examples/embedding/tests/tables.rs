@@ -275,6 +275,17 @@ fn a_table_that_cannot_be_written_leaves_the_others_their_snapshot() {
 }
 
 #[test]
+fn an_answer_that_is_too_long_is_refused_before_its_memory_is_taken() {
+    let servers = [start(spec(&["t:65536"]), 1, None)];
+    let engine = worker();
+    let client = connect(&engine, &servers);
+    let refused = block_on(client.lookup("t", &[7; 1025])).unwrap_err();
+    assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
+    assert!(refused.message.contains("--batch-mib-max"), "{refused}");
+    assert_eq!(block_on(client.lookup("t", &[7; 2])).unwrap().len(), 2);
+}
+
+#[test]
 fn bad_input_is_refused_in_words_and_changes_nothing() {
     let limits = ServerSpec {
         batch_rows_max: 10,
