@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_executor::block_on;
 use grpcxx::model::Model;
 use grpcxx::{Code, Engine, GraphCall, Status, Tensor};
-use grpcxx_embedding::table::{Layout, Optimizer, mix};
+use grpcxx_embedding::table::{Budget, Budgets, Layout, Optimizer, Part, mix};
 use grpcxx_embedding::{Client, Server, ServerSpec, TableSpec};
 use proptest::prelude::*;
 
@@ -283,6 +284,31 @@ fn an_answer_that_is_too_long_is_refused_before_its_memory_is_taken() {
     assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
     assert!(refused.message.contains("--batch-mib-max"), "{refused}");
     assert_eq!(block_on(client.lookup("t", &[7; 2])).unwrap().len(), 2);
+}
+
+proptest! {
+    #[test]
+    fn finite_gradients_leave_finite_rows(
+        gradients in proptest::collection::vec((0u64..2, any::<f32>()), 1..8),
+        rate in any::<f32>(),
+        is_adagrad in any::<bool>(),
+    ) {
+        let table = if is_adagrad { "t:1:adagrad" } else { "t:1:sgd" };
+        let layout = spec(&[table]).layout(&spec(&[table]).tables[0]);
+        let budget = || Arc::new(Budget::new(1 << 20));
+        let mut part = Part::new(layout, Budgets { rows: budget(), bytes: budget() });
+        let rows = part.find(gradients.iter().map(|(id, _)| *id)).unwrap();
+        let gradients: Vec<[f32; 1]> = gradients.iter().map(|(_, gradient)| [*gradient]).collect();
+        for _ in 0..3 {
+            part.update(rows.iter().copied().zip(gradients.iter().map(|row| &row[..])), rate);
+        }
+        for chunk in part.freeze() {
+            for (id, elements, sums) in chunk.rows(layout) {
+                let all = elements.iter().chain(sums);
+                prop_assert!(all.clone().all(|value| value.is_finite()), "{id}: {all:?}");
+            }
+        }
+    }
 }
 
 #[test]

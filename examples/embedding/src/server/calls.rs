@@ -160,7 +160,9 @@ impl Change {
         let places = self.batch.places(shard).iter();
         let of_shard = places.map(|place| &all[*place as usize * dim..][..dim]);
         let part = &mut own.parts.borrow_mut()[self.place];
-        part.update(rows.iter().copied().zip(of_shard), self.rate);
+        let skipped = part.update(rows.iter().copied().zip(of_shard), self.rate);
+        let table = &self.tables.tables[self.place];
+        table.skipped.fetch_add(skipped, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -65,6 +65,7 @@ struct Table {
     cut: Arc<RwLock<()>>,
     lookups: AtomicU64,
     updates: AtomicU64,
+    skipped: AtomicU64,
 }
 
 /// What a shard has of its own.
@@ -109,6 +110,9 @@ pub struct TableDescription {
     pub lookups: u64,
     /// Calls that updated rows.
     pub updates: u64,
+    /// Elements that updates left alone, for they would not have been finite any more.
+    #[serde(default)]
+    pub skipped: u64,
 }
 
 impl Server {
@@ -201,6 +205,7 @@ impl Tables {
                 cut: Arc::default(),
                 lookups: AtomicU64::new(0),
                 updates: AtomicU64::new(0),
+                skipped: AtomicU64::new(0),
             })
             .collect();
         let of_parts: Vec<(Layout, Budgets)> = tables
@@ -241,6 +246,7 @@ impl Tables {
             rows_max: table.rows.max(),
             lookups: table.lookups.load(Ordering::Relaxed),
             updates: table.updates.load(Ordering::Relaxed),
+            skipped: table.skipped.load(Ordering::Relaxed),
         });
         Description {
             index: self.spec.index,
