@@ -17,6 +17,7 @@ type Results = Result<[(&'static str, Tensor); 1], Status>;
 
 /// `ids` int64 [n] in, `rows` float32 [n, dim] out. Rows that are not there are made.
 pub(super) async fn lookup(tables: Arc<Tables>, place: usize, call: GraphCall) -> Results {
+    tables.check_ready()?;
     let table = &tables.tables[place];
     let batch = Arc::new(Batch::of(&tables, table, &call)?);
     drop(call);
@@ -58,6 +59,7 @@ pub(super) async fn lookup(tables: Arc<Tables>, place: usize, call: GraphCall) -
 /// `ids` int64 [n], `gradients` float32 [n, dim] and the scalar `rate` in, the number of ids as
 /// `updated` out. Either all rows are changed or none.
 pub(super) async fn update(tables: Arc<Tables>, place: usize, mut call: GraphCall) -> Results {
+    tables.check_ready()?;
     let table = &tables.tables[place];
     let batch = Arc::new(Batch::of(&tables, table, &call)?);
     let rate: f32 = call.feed("rate")?.value()?;
@@ -255,8 +257,9 @@ mod tests {
         let engine = Engine::builder().shards(shards).pin(false);
         let engine = engine.start().unwrap();
         let table: TableSpec = "t:1".parse().unwrap();
-        let tables = Tables::start(&engine, ServerSpec::new(vec![table]), folder);
-        (engine, Arc::new(tables.unwrap()))
+        let tables = Tables::begin(&engine, ServerSpec::new(vec![table]), folder);
+        tables.is_ready.store(true, Ordering::SeqCst);
+        (engine, Arc::new(tables))
     }
 
     const IDS: [i64; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
