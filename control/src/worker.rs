@@ -152,8 +152,8 @@ pub(crate) fn answer<T>(result: Result<T, grpcxx_rpc::Status>) -> Result<Respons
     result.map(Response::new).map_err(|status| to_grpc(&status))
 }
 
-/// An empty message that [`dispatch`](crate::dispatch) replaces by the tensors. Those that cannot be
-/// sent go back into their step.
+/// An empty message that [`dispatch`](crate::dispatch) replaces by the tensors. Those that cannot
+/// be sent go back into their step.
 fn with_frames<T: Default>(
     frames: Result<TensorFrames, grpcxx_rpc::Status>,
     taken: TakenTensors,

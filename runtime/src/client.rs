@@ -176,8 +176,8 @@ impl Client {
     }
 
     /// Puts tensors back into a step of this task that handed them out, in the order of their keys,
-    /// so that the next who asks gets them. They are dropped if the step is over, or if its producer
-    /// has sent a key anew.
+    /// so that the next who asks gets them. They are dropped if the step is over, or if its
+    /// producer has sent a key anew.
     pub fn give_back(&self, step_id: i64, keys: Vec<Text>, tensors: Vec<Tensor>) {
         let home = home_shard(step_id, self.shared.mailboxes.len());
         let (keys, tensors) = (Keys::Many(keys.into()), tensors.into());
