@@ -24,6 +24,7 @@ use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
 use crate::methods::{self, Method};
+use crate::reflection::Reflection;
 use crate::refusals::Refusals;
 use crate::registered;
 use crate::request_body::RequestBody;
@@ -36,6 +37,7 @@ pub(crate) struct Dispatch {
     routes: Routes,
     backend: Arc<dyn Backend>,
     reporter: HealthReporter,
+    reflection: Arc<Reflection>,
     calls: Arc<Calls>,
     authority: Arc<Authority>,
     refusals: Refusals,
@@ -55,6 +57,7 @@ impl Dispatch {
     ) -> Self {
         Self {
             routes: routes.prepare(),
+            reflection: Reflection::new(Arc::clone(&backend)),
             backend,
             reporter,
             calls,
@@ -88,10 +91,10 @@ impl Dispatch {
         if method.is_registered() {
             return Box::pin(registered::answer(backend, method, request, until));
         }
-        if let Some(is_v1) = method.reflects() {
-            return Box::pin(registered::reflect(backend, is_v1, request));
-        }
-        let answer = self.routes.call(request);
+        let answer = match method.reflects() {
+            true => self.reflection.routes().call(request),
+            false => self.routes.call(request),
+        };
         let is_serving = !*self.stopping.borrow();
         let health = (method.tells_health() && is_serving).then(|| self.reporter.clone());
         Box::pin(async move {

@@ -32,6 +32,7 @@ mod methods;
 mod metrics;
 mod metrics_page;
 mod options;
+mod reflection;
 mod refusals;
 mod registered;
 mod request_body;

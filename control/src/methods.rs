@@ -40,9 +40,9 @@ impl Method {
         self.service == REGISTERED.service
     }
 
-    /// Whether it is a method of gRPC's reflection, of version 1 or of the one before.
-    pub(crate) fn reflects(&self) -> Option<bool> {
-        (self.name == REFLECTION).then(|| self.service.contains(".v1."))
+    /// Whether it is a method of gRPC's reflection.
+    pub(crate) fn reflects(&self) -> bool {
+        self.name == REFLECTION
     }
 
     /// Whether it is a method of gRPC's health.

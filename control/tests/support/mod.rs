@@ -31,6 +31,7 @@ pub(crate) struct Fake {
     pub(crate) waiting: Arc<AtomicUsize>,
     /// Tensors that were answered and did not leave.
     pub(crate) given_back: Arc<Mutex<Vec<Tensor>>>,
+    pub(crate) services: Mutex<Vec<ServiceReport>>,
     pub(crate) cleaned_steps: Mutex<Vec<i64>>,
     pub(crate) containers: Mutex<Vec<String>>,
     pub(crate) engine_answers: bool,
@@ -64,6 +65,7 @@ impl Default for Fake {
             gate: watch::Sender::new(false),
             waiting: Arc::default(),
             given_back: Arc::default(),
+            services: Mutex::default(),
             cleaned_steps: Mutex::default(),
             containers: Mutex::default(),
             engine_answers: true,
@@ -108,7 +110,7 @@ impl Backend for Fake {
     }
 
     fn services(&self) -> Vec<ServiceReport> {
-        Vec::new()
+        self.services.lock().unwrap().clone()
     }
 
     fn status(&self) -> Answer<'_, GetStatusResponse> {
