@@ -1,8 +1,9 @@
 //! The services that the task's program has registered, as this endpoint serves them.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -24,6 +25,7 @@ use tonic_health::server::HealthReporter;
 use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
+use crate::lock::lock;
 use crate::methods;
 use crate::request_body;
 use crate::status::to_grpc;
@@ -62,6 +64,22 @@ pub(crate) async fn set_health(
 ) {
     for service in backend.services() {
         reporter.set_service_status(service.name, status).await;
+    }
+}
+
+/// Tells of services that are served since the last time. Those that were told of are left alone:
+/// whoever watches one hears of each time.
+pub(crate) async fn tell_new(
+    backend: &dyn Backend,
+    reporter: &HealthReporter,
+    told: &Mutex<HashSet<&'static str>>,
+) {
+    for service in backend.services() {
+        let is_new = lock(told).insert(service.name);
+        if is_new {
+            let serving = ServingStatus::Serving;
+            reporter.set_service_status(service.name, serving).await;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use grpcxx_runtime::Engine;
 use grpcxx_runtime::service::{Methods, Place, ServiceReport, TypedService};
@@ -13,6 +14,9 @@ use prost_types::{
 };
 use support::{Fake, channel, start};
 use tokio_stream::StreamExt;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
@@ -116,4 +120,24 @@ async fn files_of_the_same_name_are_all_reflected() {
         let common = file(MessageRequest::FileByFilename(common)).await;
         assert_eq!(common.message_type[0].field[0].name(), field);
     }
+}
+
+#[tokio::test]
+async fn who_watches_the_health_is_told_once_whoever_asks_for_it() {
+    let control = start(&fake());
+    let mut client = HealthClient::new(channel(&control).await);
+    let asked = || HealthCheckRequest {
+        service: "a.First".to_owned(),
+    };
+    let mut watch = client.watch(asked()).await.unwrap().into_inner();
+    let first = watch.message().await.unwrap().unwrap();
+    assert_eq!(first.status(), ServingStatus::Serving);
+    for _ in 0..20 {
+        let checked = client.check(asked()).await.unwrap().into_inner();
+        assert_eq!(checked.status(), ServingStatus::Serving);
+    }
+    let stopping = tokio::task::spawn_blocking(move || control.shutdown(Duration::from_secs(5)));
+    let second = watch.message().await.unwrap().unwrap();
+    assert_eq!(second.status(), ServingStatus::NotServing);
+    stopping.await.unwrap();
 }
