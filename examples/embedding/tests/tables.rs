@@ -389,6 +389,31 @@ fn bad_input_is_refused_in_words_and_changes_nothing() {
 }
 
 #[test]
+fn fewer_rows_than_ids_are_an_error_and_no_panic() {
+    let description = start(spec(&["t:4"]), 1, None).description();
+    let tables = Tensor::vector(serde_json::to_vec(&description).unwrap());
+    let server = Engine::builder().listen("127.0.0.1:0").pin(false);
+    let other = server.start_with(|engine| {
+        let tables = move |_: GraphCall| Ok([("tables", tables.clone())]);
+        engine.register_fn("embedding.tables", tables);
+        engine.register_fn("embedding.lookup/t", |_: GraphCall| {
+            let shape = grpcxx::Shape::new(&[1, 4]).unwrap();
+            Ok([("rows", Tensor::from_vec(shape, vec![0.0_f32; 4])?)])
+        });
+    });
+    let other = other.unwrap();
+    let engine = worker();
+    let address = other.local_addr().unwrap().to_string();
+    let client = block_on(Client::connect(&engine, &[address])).unwrap();
+    let rows = block_on(client.lookup("t", &[1, 2]));
+    assert_eq!(
+        rows.map(|rows| rows.len()).unwrap_err().code,
+        Code::Internal
+    );
+    assert_eq!(block_on(client.lookup("t", &[1])).unwrap().len(), 1);
+}
+
+#[test]
 fn a_snapshot_of_other_rows_ends_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(spec(&["t:4"]), 1, Some(folder.path()));
