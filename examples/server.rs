@@ -19,9 +19,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Starts a task that serves `scale` at `address`.
 pub(crate) fn start(address: &str) -> Result<Engine, Status> {
-    let engine = Engine::builder().task("ps", 0).listen(address).start()?;
-    engine.register_fn("scale", scale);
-    Ok(engine)
+    let task = Engine::builder().task("ps", 0).listen(address);
+    Ok(task.start_with(|engine| engine.register_fn("scale", scale))?)
 }
 
 /// Runs on a thread of its own pool, so it may take its time.

@@ -9,11 +9,13 @@
 //! use grpcxx::{Engine, GraphCall, Tensor};
 //!
 //! // A server with a function that doubles a number.
-//! let server = Engine::builder().task("ps", 0).listen("127.0.0.1:0").start()?;
-//! server.register_fn("double", |call: GraphCall| {
-//!     let x: f32 = call.feed("x")?.value()?;
-//!     Ok([("y", Tensor::scalar(2.0 * x))])
-//! });
+//! let task = Engine::builder().task("ps", 0).listen("127.0.0.1:0");
+//! let server = task.start_with(|server| {
+//!     server.register_fn("double", |call: GraphCall| {
+//!         let x: f32 = call.feed("x")?.value()?;
+//!         Ok([("y", Tensor::scalar(2.0 * x))])
+//!     });
+//! })?;
 //!
 //! // A client that calls it. A call is a future; `wait` is for threads without an executor.
 //! let engine = Engine::builder().start()?;

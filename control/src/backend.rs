@@ -2,9 +2,10 @@ use std::future::Future;
 use std::pin::Pin;
 
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
-use grpcxx_rpc::{Envelope, Status, Tensor, Text};
+use grpcxx_rpc::{Envelope, Status, Text};
 use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
 
+use crate::TakenTensors;
 use crate::services::inspect::InspectReply;
 
 /// An answer that comes later. Dropping it before then cancels the request.
@@ -20,8 +21,9 @@ pub trait Backend: Send + Sync + 'static {
     fn status(&self) -> Answer<'_, GetStatusResponse>;
 
     /// The tensors of one step under these rendezvous keys (at least one), in the order of the
-    /// keys, as soon as all are there. A dropped answer leaves the tensors for the next who asks.
-    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>>;
+    /// keys, as soon as all are there. A dropped answer leaves the tensors for the next who asks,
+    /// and those that are answered and do not leave are given back.
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, TakenTensors>;
 
     /// Forgets the tensors of a step that nobody has fetched.
     fn cleanup_graph(&self, step_id: i64) -> Answer<'_, ()>;

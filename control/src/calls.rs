@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use crate::ControlLimits;
 use crate::connections::Caller;
 use crate::limits::{
-    ARRIVING_CALLS_MAX, FREE_REQUEST_BYTES, OBSERVER_CALLS_MAX, REQUEST_BYTES_MAX,
-    REQUEST_MESSAGE_BYTES_MAX, SERVICE_CALLS_MAX, TENSOR_CALLS_MAX,
+    ARRIVING_CALLS_MAX, FREE_REQUEST_BYTES, OBSERVER_CALLS_MAX, REGISTERED_CALLS_MAX,
+    REQUEST_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX, SERVICE_CALLS_MAX, TENSOR_CALLS_MAX,
 };
 use crate::lock::lock;
 use crate::methods::{Class, Method};
@@ -26,6 +26,7 @@ pub(crate) struct Calls {
     arriving: CallPlaces,
     tensor: CallPlaces,
     service: CallPlaces,
+    registered: CallPlaces,
     observer: CallPlaces,
     request_bytes: Mutex<RequestBytes>,
     request_time: Duration,
@@ -93,6 +94,7 @@ impl Calls {
             arriving: places(ARRIVING_CALLS_MAX),
             tensor: places(TENSOR_CALLS_MAX),
             service: places(SERVICE_CALLS_MAX),
+            registered: places(REGISTERED_CALLS_MAX),
             observer: places(OBSERVER_CALLS_MAX),
             request_bytes: Mutex::new(RequestBytes {
                 share_max: REQUEST_BYTES_MAX / 100 * usize::from(share_percent),
@@ -200,6 +202,7 @@ impl Calls {
     fn places_of(&self, class: Class) -> &CallPlaces {
         match class {
             Class::Tensor => &self.tensor,
+            Class::Registered => &self.registered,
             Class::Observer => &self.observer,
             Class::Service | Class::Unserved(_) => &self.service,
         }
@@ -463,6 +466,23 @@ mod tests {
         drop(waiting);
         assert_eq!(calls.unanswered(), 0);
         assert!(arrive(&calls, tensor).is_ok());
+    }
+
+    #[test]
+    fn streams_of_services_that_last_leave_the_endpoint_its_places() {
+        let calls = calls();
+        let begin_stream = || {
+            let call = calls.begin(&methods::REGISTERED_STREAM, Caller::unknown())?;
+            call.begin_stream()?;
+            Ok::<_, Status>(call)
+        };
+        let _lasting: Vec<_> = (0..REGISTERED_CALLS_MAX)
+            .map(|_| begin_stream().unwrap())
+            .collect();
+        let refused = begin_stream().unwrap_err();
+        assert_eq!(refused.code, Code::ResourceExhausted);
+        arrive(&calls, "/tensorflow.WorkerService/GetStatus").unwrap();
+        arrive(&calls, "/grpcxx.v1.Inspector/Inspect").unwrap();
     }
 
     #[tokio::test]

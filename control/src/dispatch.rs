@@ -1,9 +1,10 @@
 //! What every gRPC call passes: limits, deadline, the end of the grace, and counting.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,6 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 use tower_service::Service;
 
@@ -24,6 +24,7 @@ use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
 use crate::methods::{self, Method};
+use crate::reflection::Reflection;
 use crate::refusals::Refusals;
 use crate::registered;
 use crate::request_body::RequestBody;
@@ -36,6 +37,9 @@ pub(crate) struct Dispatch {
     routes: Routes,
     backend: Arc<dyn Backend>,
     reporter: HealthReporter,
+    /// The services of the program that the reporter knows.
+    told: Arc<Mutex<HashSet<&'static str>>>,
+    reflection: Arc<Reflection>,
     calls: Arc<Calls>,
     authority: Arc<Authority>,
     refusals: Refusals,
@@ -55,6 +59,8 @@ impl Dispatch {
     ) -> Self {
         Self {
             routes: routes.prepare(),
+            reflection: Reflection::new(Arc::clone(&backend)),
+            told: Arc::default(),
             backend,
             reporter,
             calls,
@@ -88,15 +94,16 @@ impl Dispatch {
         if method.is_registered() {
             return Box::pin(registered::answer(backend, method, request, until));
         }
-        if let Some(is_v1) = method.reflects() {
-            return Box::pin(registered::reflect(backend, is_v1, request));
-        }
-        let answer = self.routes.call(request);
+        let answer = match method.reflects() {
+            true => self.reflection.routes().call(request),
+            false => self.routes.call(request),
+        };
         let is_serving = !*self.stopping.borrow();
-        let health = (method.tells_health() && is_serving).then(|| self.reporter.clone());
+        let health = (method.tells_health() && is_serving)
+            .then(|| (self.reporter.clone(), Arc::clone(&self.told)));
         Box::pin(async move {
-            if let Some(reporter) = health {
-                registered::set_health(&*backend, &reporter, ServingStatus::Serving).await;
+            if let Some((reporter, told)) = health {
+                registered::tell_new(&*backend, &reporter, &told).await;
             }
             match answer.await {
                 Ok(response) => response,

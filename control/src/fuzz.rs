@@ -28,7 +28,7 @@ use crate::metrics::Metrics;
 use crate::services::inspect::InspectReply;
 use crate::tensor_proto::decode;
 use crate::tensors::{MESSAGE_PREFIX_BYTES, TensorFrames};
-use crate::{Answer, Backend, ControlLimits, TaskDevices, methods};
+use crate::{Answer, Backend, ControlLimits, TakenTensors, TaskDevices, methods};
 
 /// A `TensorProto` is a whole tensor or refused, and a tensor that goes out again comes back as it
 /// was.
@@ -186,8 +186,8 @@ impl Backend for Nothing {
         Box::pin(async { Ok(GetStatusResponse::default()) })
     }
 
-    fn recv_tensors(&self, _: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
-        Box::pin(async move { Ok(keys.iter().map(|_| Tensor::dead()).collect()) })
+    fn recv_tensors(&self, _: i64, keys: Vec<Text>) -> Answer<'_, TakenTensors> {
+        Box::pin(async move { Ok(TakenTensors::new(vec![Tensor::dead(); keys.len()], drop)) })
     }
 
     fn cleanup_graph(&self, _: i64) -> Answer<'_, ()> {

@@ -15,8 +15,12 @@ pub const TENSOR_CALLS_MAX: usize = 8192;
 /// Steps in which tensor calls from one address wait.
 pub const WAITING_STEPS_MAX: usize = 1024;
 
-/// Other calls of the worker and master services under way at once.
+/// Other calls of the worker and master services, and of the inspector, under way at once.
 pub const SERVICE_CALLS_MAX: usize = 1024;
+
+/// Calls of services that the program registers under way at once. They have places of their own,
+/// for their streams may last for ever.
+pub const REGISTERED_CALLS_MAX: usize = 8192;
 
 /// Health and reflection calls under way at once. They have places of their own, so that no other
 /// call takes them; a further one ends the oldest, for they may watch for ever.

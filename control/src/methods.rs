@@ -24,13 +24,15 @@ pub(crate) enum Class {
     Tensor,
     /// Answered by the engine soon.
     Service,
+    /// Answered by a service of the task's program; a stream may last for ever.
+    Registered,
     /// Tells how the endpoint is; has places of its own.
     Observer,
     /// Answered UNIMPLEMENTED with this text, without reading the request.
     Unserved(&'static str),
 }
 
-use Class::{Observer, Service, Tensor, Unserved};
+use Class::{Observer, Registered, Service, Tensor, Unserved};
 
 impl Method {
     /// Whether it is a method of a service that the task's program has registered.
@@ -38,9 +40,9 @@ impl Method {
         self.service == REGISTERED.service
     }
 
-    /// Whether it is a method of gRPC's reflection, of version 1 or of the one before.
-    pub(crate) fn reflects(&self) -> Option<bool> {
-        (self.name == REFLECTION).then(|| self.service.contains(".v1."))
+    /// Whether it is a method of gRPC's reflection.
+    pub(crate) fn reflects(&self) -> bool {
+        self.name == REFLECTION
     }
 
     /// Whether it is a method of gRPC's health.
@@ -148,10 +150,10 @@ impl Method {
 
 /// Stands for every method of the services that the task's program has registered, but for those
 /// that stream.
-pub(crate) static REGISTERED: Method = method("registered", ANY, Service).for_right(Right::Call);
+pub(crate) static REGISTERED: Method = method("registered", ANY, Registered).for_right(Right::Call);
 
 /// Stands for those that stream.
-pub(crate) static REGISTERED_STREAM: Method = method("registered", ANY, Service)
+pub(crate) static REGISTERED_STREAM: Method = method("registered", ANY, Registered)
     .for_right(Right::Call)
     .that_streams();
 

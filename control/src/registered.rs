@@ -1,8 +1,9 @@
 //! The services that the task's program has registered, as this endpoint serves them.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -20,14 +21,13 @@ use tonic::server::{Grpc, StreamingService, UnaryService};
 use tonic::{Status, Streaming};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
-use tower_service::Service;
 
 use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
+use crate::lock::lock;
 use crate::methods;
 use crate::request_body;
-use crate::services::{DESCRIPTORS, INSPECT_DESCRIPTORS};
 use crate::status::to_grpc;
 
 /// Answers a call of a registered service, whose method `kind` stands for: its message goes through
@@ -56,44 +56,6 @@ pub(crate) async fn answer(
     }
 }
 
-/// Answers a call of reflection with all services that are there now. `is_v1` tells the two
-/// versions of reflection apart.
-pub(crate) async fn reflect(
-    backend: Arc<dyn Backend>,
-    is_v1: bool,
-    request: Request<Body>,
-) -> Response<Body> {
-    let builder = |with_registered: bool| {
-        let mut builder = tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(DESCRIPTORS)
-            .register_encoded_file_descriptor_set(INSPECT_DESCRIPTORS)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
-        if with_registered {
-            for service in backend.services() {
-                builder = builder.register_encoded_file_descriptor_set(service.descriptors);
-            }
-        }
-        builder
-    };
-    // A program may bring descriptors that are none; the others are to be seen all the same.
-    let valid = "the descriptors are constants that a test compares with their sources";
-    let answered = if is_v1 {
-        let all = builder(true).build_v1();
-        all.unwrap_or_else(|_| builder(false).build_v1().expect(valid))
-            .call(request)
-            .await
-    } else {
-        let all = builder(true).build_v1alpha();
-        all.unwrap_or_else(|_| builder(false).build_v1alpha().expect(valid))
-            .call(request)
-            .await
-    };
-    match answered {
-        Ok(response) => response,
-        Err(never) => match never {},
-    }
-}
-
 /// Tells the health of the services that are there now.
 pub(crate) async fn set_health(
     backend: &dyn Backend,
@@ -102,6 +64,22 @@ pub(crate) async fn set_health(
 ) {
     for service in backend.services() {
         reporter.set_service_status(service.name, status).await;
+    }
+}
+
+/// Tells of services that are served since the last time. Those that were told of are left alone:
+/// whoever watches one hears of each time.
+pub(crate) async fn tell_new(
+    backend: &dyn Backend,
+    reporter: &HealthReporter,
+    told: &Mutex<HashSet<&'static str>>,
+) {
+    for service in backend.services() {
+        let is_new = lock(told).insert(service.name);
+        if is_new {
+            let serving = ServingStatus::Serving;
+            reporter.set_service_status(service.name, serving).await;
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,6 +12,7 @@ use http_body::{Body, Frame};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
+use crate::TakenTensors;
 use crate::limits::MESSAGE_BYTES_MAX;
 
 /// An answered message of tensors as it goes out: heads in memory of their own, data from where it
@@ -22,6 +24,7 @@ pub(crate) struct TensorFrames {
     parts: VecDeque<Bytes>,
     /// Bytes of all tensors.
     pub(crate) tensor_bytes: u64,
+    taken: Option<Arc<TakenTensors>>,
 }
 
 impl TensorFrames {
@@ -51,10 +54,19 @@ impl TensorFrames {
         writer.finish()
     }
 
+    /// Holds the tensors for their step until the first part leaves.
+    pub(crate) fn holding(self, taken: TakenTensors) -> Self {
+        Self {
+            taken: Some(Arc::new(taken)),
+            ..self
+        }
+    }
+
     /// The HTTP body that carries the message and the status OK.
     pub(crate) fn into_body(self) -> TensorBody {
         TensorBody {
             parts: self.parts,
+            taken: self.taken,
             ended: false,
         }
     }
@@ -64,6 +76,7 @@ impl TensorFrames {
 #[derive(Debug)]
 pub(crate) struct TensorBody {
     parts: VecDeque<Bytes>,
+    taken: Option<Arc<TakenTensors>>,
     ended: bool,
 }
 
@@ -75,6 +88,9 @@ impl Body for TensorBody {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(taken) = self.taken.take() {
+            taken.leave();
+        }
         if let Some(part) = self.parts.pop_front() {
             return Poll::Ready(Some(Ok(Frame::data(part))));
         }
@@ -152,6 +168,7 @@ impl Writer {
         Ok(TensorFrames {
             parts: self.parts,
             tensor_bytes: self.tensor_bytes,
+            taken: None,
         })
     }
 }
@@ -238,6 +255,9 @@ const FIELD_CONTENT: u32 = 4;
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+    use std::task::Waker;
+
     use grpcxx_rpc::DType;
     use grpcxx_rpc::proto::{FuseRecvTensorResponse, RecvTensorResponse, TensorProto};
 
@@ -336,6 +356,27 @@ mod tests {
                 .iter()
                 .any(|part| part.as_ptr() == sent.data.as_ptr())
         );
+    }
+
+    #[test]
+    fn tensors_go_back_unless_they_have_begun_to_leave() {
+        for parts in 0..3 {
+            let (tell, told) = mpsc::channel();
+            let sent = tensor(DType::Float32);
+            let taken = TakenTensors::new(vec![sent.clone()], move |back| {
+                tell.send(back).unwrap();
+            });
+            let frames = TensorFrames::single(&sent, 0).unwrap().holding(taken);
+            let mut body = frames.clone().into_body();
+            drop(frames);
+            for _ in 0..parts {
+                let part = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+                assert!(matches!(part, Poll::Ready(Some(Ok(_)))));
+            }
+            drop(body);
+            let back = told.try_iter().next();
+            assert_eq!(back, (parts == 0).then(|| vec![sent]), "{parts} parts");
+        }
     }
 
     #[test]

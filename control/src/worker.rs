@@ -8,7 +8,6 @@ use grpcxx_rpc::{Account, Code, Text};
 use grpcxx_runtime::policy::Authority;
 use tonic::{Request, Response, Status};
 
-use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::FUSED_KEYS_MAX;
 use crate::services::worker_service_server::WorkerService;
@@ -16,6 +15,7 @@ use crate::sessions::Sessions;
 use crate::status::to_grpc;
 use crate::tensors::TensorFrames;
 use crate::waiting::Waiting;
+use crate::{Backend, TakenTensors};
 
 /// What this task offers to masters and other tasks over gRPC.
 ///
@@ -88,11 +88,12 @@ impl WorkerService for Worker {
         let _wait = wait.map_err(|status| to_grpc(&status))?;
         let keys = vec![Text::from(request.rendezvous_key)];
         let received = self.backend.recv_tensors(request.step_id, keys).await;
-        let tensors = received.map_err(|status| to_grpc(&status))?;
-        let [tensor] = &tensors[..] else {
-            return Err(wrong_count(1, tensors.len()));
+        let taken = received.map_err(|status| to_grpc(&status))?;
+        let [tensor] = taken.tensors() else {
+            return Err(wrong_count(1, taken.tensors().len()));
         };
-        with_frames(TensorFrames::single(tensor, now_micros()))
+        let frames = TensorFrames::single(tensor, now_micros());
+        with_frames(frames, taken)
     }
 
     async fn fuse_recv_tensor(
@@ -111,11 +112,13 @@ impl WorkerService for Worker {
         let _wait = wait.map_err(|status| to_grpc(&status))?;
         let keys = request.rendezvous_key.into_iter().map(Text::from).collect();
         let received = self.backend.recv_tensors(request.step_id, keys).await;
-        let tensors = received.map_err(|status| to_grpc(&status))?;
+        let taken = received.map_err(|status| to_grpc(&status))?;
+        let tensors = taken.tensors();
         if tensors.len() != count {
             return Err(wrong_count(count, tensors.len()));
         }
-        with_frames(TensorFrames::fused(&tensors, now_micros()))
+        let frames = TensorFrames::fused(tensors, now_micros());
+        with_frames(frames, taken)
     }
 
     async fn mark_recv_finished(
@@ -149,13 +152,15 @@ pub(crate) fn answer<T>(result: Result<T, grpcxx_rpc::Status>) -> Result<Respons
     result.map(Response::new).map_err(|status| to_grpc(&status))
 }
 
-/// An empty message that [`dispatch`](crate::dispatch) replaces by the tensors.
+/// An empty message that [`dispatch`](crate::dispatch) replaces by the tensors. Those that cannot
+/// be sent go back into their step.
 fn with_frames<T: Default>(
     frames: Result<TensorFrames, grpcxx_rpc::Status>,
+    taken: TakenTensors,
 ) -> Result<Response<T>, Status> {
     let frames = frames.map_err(|status| to_grpc(&status))?;
     let mut response = Response::new(T::default());
-    response.extensions_mut().insert(frames);
+    response.extensions_mut().insert(frames.holding(taken));
     Ok(response)
 }
 

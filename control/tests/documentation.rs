@@ -89,6 +89,10 @@ fn limits_are_as_stated() {
         format!("wait for tensors | {} |", limits::TENSOR_CALLS_MAX),
         format!("from one address wait | {} |", limits::WAITING_STEPS_MAX),
         format!("the master service | {} |", limits::SERVICE_CALLS_MAX),
+        format!(
+            "unary and streaming together | {} |",
+            limits::REGISTERED_CALLS_MAX
+        ),
         format!("reflection calls | {} |", limits::OBSERVER_CALLS_MAX),
         format!(
             "metrics page | {}, of {} s each |",

@@ -11,7 +11,7 @@ use grpcxx_control::{
     BlockingControlClient, ClientError, ClientOptions, Control, ControlClient, ControlError, Health,
 };
 use grpcxx_rpc::proto::*;
-use grpcxx_rpc::{Code, Tensor};
+use grpcxx_rpc::{Code, DType, Shape, Tensor};
 use support::{Fake, bytes, channel, connect, loopback, start};
 use tonic::transport::Channel;
 
@@ -101,6 +101,30 @@ async fn fused_tensors_arrive_in_the_order_of_their_keys() {
     assert_eq!(lengths.collect::<Vec<_>>(), [0, 3, 0]);
     let refused = worker.fuse_recv_tensor(request(&[])).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::InvalidArgument);
+}
+
+#[tokio::test]
+async fn tensors_that_cannot_be_sent_stay_in_their_step() {
+    let fake = Fake::new();
+    let shape = Shape::new(&[1]).unwrap();
+    let unknown = Tensor::new(DType::Float8E3M4, shape, vec![7]).unwrap();
+    fake.put(1, "known", bytes(3));
+    fake.put(1, "unknown", unknown.clone());
+    let control = start(&fake);
+    let mut worker = worker(&control).await;
+    let single = worker.recv_tensor(recv(1, "unknown")).await.unwrap_err();
+    let fused = FuseRecvTensorRequest {
+        step_id: 1,
+        rendezvous_key: vec!["known".to_owned(), "unknown".to_owned()],
+        ..Default::default()
+    };
+    let fused = worker.fuse_recv_tensor(fused).await.unwrap_err();
+    for refused in [single, fused] {
+        assert_eq!(refused.code(), tonic::Code::Unimplemented, "{refused}");
+    }
+    worker.recv_tensor(recv(1, "known")).await.unwrap();
+    let given_back = fake.given_back.lock().unwrap();
+    assert_eq!(*given_back, [unknown.clone(), bytes(3), unknown]);
 }
 
 #[tokio::test]

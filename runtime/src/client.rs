@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use grpcxx_rpc::{Code, Envelope, Reason, Request, Status, home_shard};
+use grpcxx_rpc::{Code, Envelope, Reason, Request, Status, Tensor, Text, home_shard};
 
 pub(crate) use self::mailboxes::{Lender, Mailbox, Mailboxes};
 pub(crate) use self::peer::Host;
@@ -24,7 +24,7 @@ use crate::call::{Call, CallSpec, CompletionHandler, Take};
 use crate::caller::Caller;
 use crate::cancellation::Cancel;
 use crate::cluster::TaskId;
-use crate::command::{Bells, Command, NewCall};
+use crate::command::{Bells, Command, Keys, NewCall};
 use crate::completion::{Completion, Recipient, Target};
 use crate::host::{Turnable, wait_for};
 use crate::inspection::ShardInspection;
@@ -173,6 +173,20 @@ impl Client {
     /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
     pub fn own_peer(&self, step_id: i64) -> Peer {
         Peer::own(home_shard(step_id, self.shared.mailboxes.len()))
+    }
+
+    /// Puts tensors back into a step of this task that handed them out, in the order of their keys,
+    /// so that the next who asks gets them. They are dropped if the step is over, or if its
+    /// producer has sent a key anew.
+    pub fn give_back(&self, step_id: i64, keys: Vec<Text>, tensors: Vec<Tensor>) {
+        let home = home_shard(step_id, self.shared.mailboxes.len());
+        let (keys, tensors) = (Keys::Many(keys.into()), tensors.into());
+        let restore = Command::Restore {
+            step_id,
+            keys,
+            tensors,
+        };
+        self.shared.mailboxes.deliver(home, restore);
     }
 
     /// Runs code on a shard's thread, between two turns of its work. It must not block.

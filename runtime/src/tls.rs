@@ -5,11 +5,12 @@ mod plain;
 use std::fmt;
 use std::io::{self, Read};
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use grpcxx_rpc::OtherTask;
@@ -113,7 +114,33 @@ struct Files {
 }
 
 /// What tells whether a file has changed.
-type Stamp = Option<(SystemTime, u64)>;
+type Stamp = Option<FileStamp>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileStamp {
+    device: u64,
+    inode: u64,
+    /// Seconds and nanoseconds. Owners and rights count too, and nobody sets it back.
+    changed: (i64, i64),
+    bytes: u64,
+}
+
+/// What was seen of the files.
+struct Seen {
+    /// Of the files that are in use.
+    stamps: [Stamp; 3],
+    /// Why others are not, as it was told last.
+    told: String,
+}
+
+impl Seen {
+    fn of(files: &Files) -> Self {
+        Self {
+            stamps: files.stamps(),
+            told: String::new(),
+        }
+    }
+}
 
 impl Certificates {
     /// Reads the files, and looks for new ones from now on. `None` if TLS is off.
@@ -140,14 +167,13 @@ impl Certificates {
             },
             is_mutual: settings.is_mutual,
         };
-        let stamps = files.stamps();
+        let mut seen = Seen::of(&files);
         let shared: SharedCredentials = Arc::new(ArcSwap::from_pointee(files.read()?));
         let (stop, stopped) = channel();
         let watched = Arc::clone(&shared);
         let watch = move || {
-            let mut stamps = stamps;
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                files.renew(&watched, &mut stamps);
+                files.renew(&watched, &mut seen);
             }
         };
         let thread = std::thread::Builder::new().name("grpcxx-tls".to_owned());
@@ -263,7 +289,12 @@ impl Files {
     fn stamps(&self) -> [Stamp; 3] {
         let stamp = |path: &Path| {
             let metadata = std::fs::metadata(path).ok()?;
-            Some((metadata.modified().ok()?, metadata.len()))
+            Some(FileStamp {
+                device: metadata.dev(),
+                inode: metadata.ino(),
+                changed: (metadata.ctime(), metadata.ctime_nsec()),
+                bytes: metadata.len(),
+            })
         };
         [
             stamp(&self.certificate),
@@ -285,21 +316,26 @@ impl Files {
         .map_err(TlsError::Content)
     }
 
-    /// Takes the files again if they have changed. What cannot be used is told once, and what was
-    /// there before stays.
-    fn renew(&self, shared: &SharedCredentials, stamps: &mut [Stamp; 3]) {
-        let found = self.stamps();
-        if found == *stamps {
+    /// Takes the files again if they have changed. What cannot be used is told once and tried again
+    /// at the next look, for it may have been half written; what was there before stays.
+    fn renew(&self, shared: &SharedCredentials, seen: &mut Seen) {
+        let stamps = self.stamps();
+        if stamps == seen.stamps {
             return;
         }
-        *stamps = found;
         match self.read() {
             Ok(credentials) => {
                 shared.store(Arc::new(credentials));
+                seen.stamps = stamps;
+                seen.told.clear();
                 tracing::info!("new certificates are in use for new connections");
             }
             Err(error) => {
-                tracing::warn!(%error, "new certificates are not used; the former ones stay");
+                let error = error.to_string();
+                if error != seen.told {
+                    tracing::warn!(%error, "new certificates are not used; the former ones stay");
+                    seen.told = error;
+                }
             }
         }
     }
@@ -329,6 +365,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::fs::File;
     use std::time::Instant;
 
     use rcgen::{CertificateParams, KeyPair, SanType};
@@ -380,6 +417,38 @@ mod tests {
         while certificates.to_string() != "accept (grpcxx://c/ps/2)" {
             assert!(Instant::now() < end, "{certificates}");
             std::thread::sleep(every);
+        }
+    }
+
+    #[test]
+    fn files_that_did_not_fit_once_are_tried_again_though_they_look_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        let (cert, key) = (path.join("cert.pem"), path.join("key.pem"));
+        write(path, "grpcxx://c/ps/1");
+        let settings = settings(path, |options| options.mode = TlsMode::Accept);
+        let never = Duration::from_secs(3600);
+        let certificates = Certificates::open_with(&settings, never).unwrap().unwrap();
+        let files = Files {
+            certificate: cert.clone(),
+            key: key.clone(),
+            authorities: None,
+            is_mutual: true,
+        };
+        let (shared, mut seen) = (certificates.shared(), Seen::of(&files));
+        let other_key = std::fs::read_to_string(&key).unwrap();
+        write(path, "grpcxx://c/ps/2");
+        let right_key = std::fs::read_to_string(&key).unwrap();
+        let modified = std::fs::metadata(&key).unwrap().modified().unwrap();
+        for (text, expected) in [(other_key, "ps/1"), (right_key, "ps/2")] {
+            std::fs::write(&key, text).unwrap();
+            let opened = File::options().write(true).open(&key).unwrap();
+            opened.set_modified(modified).unwrap();
+            files.renew(&shared, &mut seen);
+            assert_eq!(
+                certificates.to_string(),
+                format!("accept (grpcxx://c/{expected})")
+            );
         }
     }
 

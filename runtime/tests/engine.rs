@@ -102,6 +102,23 @@ fn who_comes_early_is_served_by_a_prepared_engine() {
 }
 
 #[test]
+fn a_tensor_that_is_given_back_is_there_for_the_next() {
+    let (server, worker) = pair(3);
+    for step_id in 1..20 {
+        let keys = vec![key(&server, "first"), key(&server, "second")];
+        let sent = [floats(&[1.0]), floats(&[2.0])];
+        for (key, tensor) in keys.iter().zip(&sent) {
+            server.send(step_id, key.clone(), tensor.clone()).unwrap();
+        }
+        let received = server.receive(step_id, keys.clone(), None).wait().unwrap();
+        assert_eq!(received, Response::Tensors(sent.iter().cloned().collect()));
+        (server.client()).give_back(step_id, keys.clone(), sent.to_vec());
+        assert_eq!(receive(&server, &worker, step_id, keys).unwrap(), received);
+    }
+    assert_eq!(server.counters().restored, 2 * 19);
+}
+
+#[test]
 fn tensor_and_request_meet_in_either_order() {
     for shards in [1, 3] {
         let (server, worker) = pair(shards);

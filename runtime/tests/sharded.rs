@@ -32,6 +32,24 @@ fn engine(host: HostSetting) -> Engine {
     builder.arena_bytes(16 << 20).start().unwrap()
 }
 
+#[test]
+fn values_can_be_begun_before_an_engine_serves() {
+    for host in hosts() {
+        let mut begun = None;
+        let builder = Engine::builder().shards(SHARDS).host(host);
+        let builder = builder.arena_bytes(16 << 20).listen("127.0.0.1:0");
+        let prepare = |engine: &Engine| {
+            begun = Some(Sharded::begin(&engine.shards(), |shard| shard));
+        };
+        let _engine = builder.start_with(prepare).unwrap();
+        let begun = begun.unwrap();
+        for shard in 0..SHARDS {
+            let value = begun.invoke_on(shard, |value| *value).wait();
+            assert_eq!(value, Ok(shard));
+        }
+    }
+}
+
 /// Counts its ends, and says on which thread they were.
 struct Value {
     shard: usize,

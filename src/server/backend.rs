@@ -3,12 +3,14 @@ use std::time::Duration;
 
 use futures_util::{StreamExt, stream};
 use grpcxx_control::services::inspect::InspectReply;
-use grpcxx_control::{Answer, Backend, ClientError, ClientOptions, ControlClient, TaskDevices};
+use grpcxx_control::{
+    Answer, Backend, ClientError, ClientOptions, ControlClient, TakenTensors, TaskDevices,
+};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupAllRequest, CleanupGraphRequest, DeviceAttributes, GetStatusResponse,
 };
-use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Tensor, Text};
+use grpcxx_rpc::{Code, Envelope, Method, Reason, Request, Response, Status, Text};
 use grpcxx_runtime::cluster::{ClusterSpec, TaskId};
 use grpcxx_runtime::exposition::Liveness;
 use grpcxx_runtime::service::{Caller, RawSink, RawStream, ServiceReport};
@@ -159,13 +161,17 @@ impl Backend for EngineBackend {
         })
     }
 
-    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, TakenTensors> {
         let call = self
             .engine
-            .with(|engine| engine.receive(step_id, keys, None));
+            .with(|engine| engine.receive(step_id, keys.clone(), None));
+        let client = self.client.clone();
         Box::pin(async move {
             match call?.await? {
-                Response::Tensors(tensors) => Ok(tensors.into_vec()),
+                Response::Tensors(tensors) => {
+                    let give_back = move |tensors| client.give_back(step_id, keys, tensors);
+                    Ok(TakenTensors::new(tensors.into_vec(), give_back))
+                }
                 Response::Message(_) | Response::Fetched(_) | Response::Unary(_) => {
                     Err(Status::new(
                         Code::Internal,
@@ -217,19 +223,9 @@ impl Backend for EngineBackend {
                 .buffered(NEIGHBOURS_AT_ONCE)
                 .collect()
                 .await;
-            let failures: Vec<String> = self
-                .tasks
-                .iter()
-                .zip(answers)
-                .filter_map(|(task, answer)| Some(format!("{}: {}", task.name, answer.err()?)))
-                .collect();
-            if failures.is_empty() {
-                return Ok(());
-            }
-            Err(Status::new(
-                Code::Unavailable,
-                format!("not all tasks were reset: {}", failures.join("; ")),
-            ))
+            let tasks = self.tasks.iter().zip(answers);
+            let failures = tasks.filter_map(|(task, answer)| Some((&*task.name, answer.err()?)));
+            reset_status(&failures.collect::<Vec<_>>())
         })
     }
 
@@ -287,6 +283,28 @@ impl Backend for EngineBackend {
     }
 }
 
+/// What a reset ends with that failed at these tasks. Where all of them had the same reason, as a
+/// right that is missing, that is the code; else it is worth another try.
+fn reset_status(failures: &[(&str, Status)]) -> Result<(), Status> {
+    let Some((_, first)) = failures.first() else {
+        return Ok(());
+    };
+    let are_alike = failures
+        .iter()
+        .all(|(_, failure)| failure.code == first.code);
+    let code = if are_alike {
+        first.code
+    } else {
+        Code::Unavailable
+    };
+    let failures = failures
+        .iter()
+        .map(|(task, failure)| format!("{task}: {failure}"));
+    let failures: Vec<String> = failures.collect();
+    let text = format!("not all tasks were reset: {}", failures.join("; "));
+    Err(Status::new(code, text))
+}
+
 fn cleanup_all_body(container: Vec<String>) -> Buffer {
     Buffer::from(CleanupAllRequest { container }.encode_to_vec())
 }
@@ -295,3 +313,21 @@ fn cleanup_all_body(container: Vec<String>) -> Buffer {
 const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(5);
 /// Tasks that are asked at the same time.
 const NEIGHBOURS_AT_ONCE: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_that_fails_everywhere_alike_says_why() {
+        let ended_with = |codes: &[Code]| {
+            let failures = codes.iter().map(|code| ("task", Status::new(*code, "no")));
+            let status = reset_status(&failures.collect::<Vec<_>>());
+            status.err().map(|status| status.code)
+        };
+        let (denied, lost) = (Code::PermissionDenied, Code::Unavailable);
+        assert_eq!(ended_with(&[]), None);
+        assert_eq!(ended_with(&[denied, denied]), Some(denied));
+        assert_eq!(ended_with(&[denied, lost]), Some(lost));
+    }
+}

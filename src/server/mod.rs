@@ -95,6 +95,19 @@ impl Server {
     /// # Errors
     /// What is wrong, or what could not be had; nothing runs then.
     pub fn start(options: ServerOptions) -> Result<Self, ServerError> {
+        Self::start_with(options, |_| ())
+    }
+
+    /// As [`Server::start`]; the ports let nobody in before `prepare` is done, so functions and
+    /// services that it registers are there for the first caller. `prepare` must wait for nothing
+    /// that shards do, which may not turn yet.
+    ///
+    /// # Errors
+    /// As [`Server::start`].
+    pub fn start_with(
+        options: ServerOptions,
+        prepare: impl FnOnce(&Engine),
+    ) -> Result<Self, ServerError> {
         let ServerOptions {
             config,
             cluster,
@@ -142,6 +155,7 @@ impl Server {
             if let Some(topology) = &topology {
                 tell_of_cluster(engine, topology);
             }
+            prepare(engine);
         });
         let engine = engine.map_err(|error| explain(error, listen))?;
         stored.map_err(ServerError::Store)?;

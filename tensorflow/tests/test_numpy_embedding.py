@@ -63,5 +63,7 @@ def test_snapshots_have_all_rows(worker):
 def test_wrong_shapes_and_tables_are_refused(worker):
     with pytest.raises(grpcxx.Error, match="want"):
         worker.update("items", [1], np.ones((1, 9)), rate=0.1)
+    with pytest.raises(ValueError, match="2 gradients came with 1 ids"):
+        worker.update("items", [1], np.ones((2, 8)), rate=0.1)
     with pytest.raises(grpcxx.Error, match="no function"):
         worker.update("nobody", [1], np.ones((1, 8)), rate=0.1)

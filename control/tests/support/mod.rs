@@ -11,7 +11,8 @@ use std::time::Duration;
 
 use grpcxx_control::services::inspect::InspectReply;
 use grpcxx_control::{
-    Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TaskDevices,
+    Answer, Backend, ClientOptions, Control, ControlClient, ControlOptions, TakenTensors,
+    TaskDevices,
 };
 use grpcxx_rpc::proto::{DeviceAttributes, GetStatusResponse};
 use grpcxx_rpc::{Code, DType, Envelope, Shape, Status, Tensor, Text};
@@ -28,6 +29,9 @@ pub(crate) struct Fake {
     pub(crate) gate: watch::Sender<bool>,
     /// Requests for tensors that wait.
     pub(crate) waiting: Arc<AtomicUsize>,
+    /// Tensors that were answered and did not leave.
+    pub(crate) given_back: Arc<Mutex<Vec<Tensor>>>,
+    pub(crate) services: Mutex<Vec<ServiceReport>>,
     pub(crate) cleaned_steps: Mutex<Vec<i64>>,
     pub(crate) containers: Mutex<Vec<String>>,
     pub(crate) engine_answers: bool,
@@ -60,6 +64,8 @@ impl Default for Fake {
             edges: Mutex::default(),
             gate: watch::Sender::new(false),
             waiting: Arc::default(),
+            given_back: Arc::default(),
+            services: Mutex::default(),
             cleaned_steps: Mutex::default(),
             containers: Mutex::default(),
             engine_answers: true,
@@ -104,7 +110,7 @@ impl Backend for Fake {
     }
 
     fn services(&self) -> Vec<ServiceReport> {
-        Vec::new()
+        self.services.lock().unwrap().clone()
     }
 
     fn status(&self) -> Answer<'_, GetStatusResponse> {
@@ -115,7 +121,7 @@ impl Backend for Fake {
         })
     }
 
-    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, Vec<Tensor>> {
+    fn recv_tensors(&self, step_id: i64, keys: Vec<Text>) -> Answer<'_, TakenTensors> {
         Box::pin(async move {
             let mut tensors = Vec::new();
             for key in keys {
@@ -130,7 +136,10 @@ impl Backend for Fake {
                 };
                 tensors.push(found.ok_or_else(missing)?);
             }
-            Ok(tensors)
+            let given_back = Arc::clone(&self.given_back);
+            Ok(TakenTensors::new(tensors, move |back| {
+                given_back.lock().unwrap().extend(back);
+            }))
         })
     }
 

@@ -60,6 +60,8 @@ class Embedding:
     def update(self, table: str, ids, gradients, rate: float) -> None:
         """Changes rows by their gradients, float32 [n, dim]. Those of the same id are summed first."""
         ids, gradients = np.asarray(ids, np.uint64), np.asarray(gradients, np.float32)
+        if len(gradients) != len(ids):
+            raise ValueError(f"{len(gradients)} gradients came with {len(ids)} ids")
         calls = []
         for client, places in self._parted(ids):
             feeds = {"ids": ids[places].view(np.int64), "gradients": gradients[places], "rate": np.float32(rate)}

@@ -83,6 +83,7 @@ impl Client {
         let dim = self.dim(table)?;
         let function = server::lookup_of(table);
         let (parted, places) = self.part(ids);
+        let counts: Vec<usize> = parted.iter().map(|(_, ids, _)| ids.len()).collect();
         let asked = parted.into_iter().map(|(server, ids, _)| {
             let call = GraphCall::new(function.as_str())
                 .with_feed("ids", Tensor::vector(ids))
@@ -93,7 +94,7 @@ impl Client {
         for mut fetched in try_join_all(asked.collect::<Vec<_>>()).await? {
             landed.push(fetched.take("rows")?);
         }
-        Rows::new(dim, landed, places)
+        Rows::new(dim, &counts, landed, places)
     }
 
     /// Changes the rows of these ids by `gradients`, row after row, with the learning rate `rate`.
@@ -198,11 +199,20 @@ impl Client {
 type Parted = (usize, Vec<i64>, Option<Vec<u32>>);
 
 impl Rows {
-    fn new(dim: usize, landed: Vec<Tensor>, places: Vec<(u32, u32)>) -> Result<Self, Status> {
+    /// Rows of this many ids at each server that was asked.
+    fn new(
+        dim: usize,
+        counts: &[usize],
+        landed: Vec<Tensor>,
+        places: Vec<(u32, u32)>,
+    ) -> Result<Self, Status> {
         let mut parts = Vec::new();
-        for tensor in &landed {
-            if tensor.shape.dims().get(1) != Some(&(dim as u64)) {
-                let text = format!("rows of {dim} floats are wanted, not {}", tensor.shape);
+        for (tensor, count) in landed.iter().zip(counts) {
+            if tensor.shape.dims() != [*count as u64, dim as u64] {
+                let text = format!(
+                    "a server answered {count} ids with {}; [{count}, {dim}] is wanted",
+                    tensor.shape
+                );
                 return Err(Status::new(Code::Internal, text));
             }
             // Where it cannot be looked at in place, and there alone, it is copied.

@@ -87,6 +87,9 @@ struct Serve {
     /// Ids in one call.
     #[arg(long, default_value_t = 262_144)]
     batch_rows_max: usize,
+    /// Memory of the rows of one call, each id counted as often as it comes.
+    #[arg(long, default_value_t = 256, value_name = "MIB")]
+    batch_mib_max: u64,
     /// Ids must be less than this.
     #[arg(long, default_value_t = u64::MAX)]
     ids_below: u64,
@@ -134,6 +137,7 @@ fn serve(options: Serve) -> Result<()> {
         rows_max: options.rows_max,
         memory_bytes_max: options.memory_mib_max.saturating_mul(1 << 20),
         batch_rows_max: options.batch_rows_max,
+        batch_bytes_max: options.batch_mib_max.saturating_mul(1 << 20),
         ids_below: options.ids_below,
     };
     // Before anything else, so that a signal from here on ends the server with a snapshot.

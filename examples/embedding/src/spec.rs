@@ -66,6 +66,8 @@ pub struct ServerSpec {
     pub memory_bytes_max: u64,
     /// Ids in one call.
     pub batch_rows_max: usize,
+    /// Bytes of the rows of one call, each id counted as often as it comes.
+    pub batch_bytes_max: u64,
     /// Ids are less than this.
     pub ids_below: u64,
 }
@@ -82,6 +84,7 @@ impl ServerSpec {
             rows_max: 100_000_000,
             memory_bytes_max: 4 << 30,
             batch_rows_max: 262_144,
+            batch_bytes_max: 256 << 20,
             ids_below: u64::MAX,
         }
     }

@@ -201,18 +201,24 @@ impl Part {
     }
 
     /// Changes rows that were found by gradients. Those of the same row are summed first, in the
-    /// order in which they come, and the row is changed once.
-    pub fn update<'a>(&mut self, gradients: impl Iterator<Item = (u32, &'a [f32])>, rate: f32) {
+    /// order in which they come, and the row is changed once. Elements that would not be finite any
+    /// more stay as they are; returned is how many.
+    pub fn update<'a>(
+        &mut self,
+        gradients: impl Iterator<Item = (u32, &'a [f32])>,
+        rate: f32,
+    ) -> u64 {
         let mut sums = std::mem::take(&mut self.sums);
         sums.clear();
         for (row, gradient) in gradients {
             sums.add(row, gradient);
         }
         let summed = sums.gradients.chunks_exact(self.layout.dim);
-        for (row, gradient) in sums.rows.iter().zip(summed) {
-            self.step(*row, gradient, rate);
-        }
+        let rows = sums.rows.iter().zip(summed);
+        let skipped = rows.map(|(row, gradient)| self.step(*row, gradient, rate));
+        let skipped = skipped.sum();
         self.sums = sums;
+        skipped
     }
 
     /// Puts a row there as a snapshot has it. Whether it is new.
@@ -263,23 +269,35 @@ impl Part {
         &mut chunk.values[start..start + stride]
     }
 
-    fn step(&mut self, row: u32, gradient: &[f32], rate: f32) {
+    /// Changes a row, and counts the elements that it leaves alone.
+    fn step(&mut self, row: u32, gradient: &[f32], rate: f32) -> u64 {
         let dim = self.layout.dim;
         let optimizer = self.layout.optimizer;
         let (elements, sums) = self.row_mut(row).split_at_mut(dim);
+        let mut skipped = 0;
         match optimizer {
             Optimizer::Sgd => {
                 for (element, gradient) in elements.iter_mut().zip(gradient) {
-                    *element -= rate * gradient;
+                    let changed = *element - rate * gradient;
+                    let is_finite = changed.is_finite();
+                    *element = if is_finite { changed } else { *element };
+                    skipped += u64::from(!is_finite);
                 }
             }
             Optimizer::Adagrad => {
                 for ((element, sum), gradient) in elements.iter_mut().zip(sums).zip(gradient) {
-                    *sum += gradient * gradient;
-                    *element -= rate * gradient / sum.sqrt();
+                    let grown = *sum + gradient * gradient;
+                    let changed = *element - rate * gradient / grown.sqrt();
+                    let is_finite = grown.is_finite() && changed.is_finite();
+                    (*element, *sum) = match is_finite {
+                        true => (changed, grown),
+                        false => (*element, *sum),
+                    };
+                    skipped += u64::from(!is_finite);
                 }
             }
         }
+        skipped
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_executor::block_on;
 use grpcxx::model::Model;
 use grpcxx::{Code, Engine, GraphCall, Status, Tensor};
-use grpcxx_embedding::table::{Layout, Optimizer, mix};
+use grpcxx_embedding::table::{Budget, Budgets, Layout, Optimizer, Part, mix};
 use grpcxx_embedding::{Client, Server, ServerSpec, TableSpec};
 use proptest::prelude::*;
 
@@ -236,6 +237,81 @@ fn rows_come_back_after_a_stop_with_as_many_servers_or_others() {
 }
 
 #[test]
+fn rows_of_as_many_servers_are_not_taken_where_others_wrote_newer_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let try_run = |index, servers| {
+        let spec = ServerSpec {
+            index,
+            servers,
+            ..spec(&["t:4"])
+        };
+        try_start(spec, 1, Some(folder.path()))
+    };
+    for servers in [2, 1] {
+        for index in 0..servers {
+            try_run(index, servers).unwrap().stop().unwrap();
+        }
+    }
+    for index in 0..2 {
+        let refused = try_run(index, 2).unwrap_err();
+        assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
+        let text = "by [1] servers are newer than those by 2";
+        assert!(refused.message.contains(text), "{refused}");
+        std::fs::remove_file(folder.path().join(format!("t.{index}-of-2.safetensors"))).unwrap();
+    }
+    for index in 0..2 {
+        try_run(index, 2).unwrap().stop().unwrap();
+        try_run(index, 2).unwrap();
+    }
+}
+
+#[test]
+fn a_table_that_cannot_be_written_leaves_the_others_their_snapshot() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(spec(&["a:4", "b:4"]), 1, Some(folder.path()));
+    std::fs::create_dir(folder.path().join("a.0-of-1.safetensors")).unwrap();
+    let failed = server.stop().unwrap_err();
+    assert!(failed.message.contains("a.0-of-1"), "{failed}");
+    assert!(folder.path().join("b.0-of-1.safetensors").is_file());
+}
+
+#[test]
+fn an_answer_that_is_too_long_is_refused_before_its_memory_is_taken() {
+    let servers = [start(spec(&["t:65536"]), 1, None)];
+    let engine = worker();
+    let client = connect(&engine, &servers);
+    let refused = block_on(client.lookup("t", &[7; 1025])).unwrap_err();
+    assert_eq!(refused.code, Code::InvalidArgument, "{refused}");
+    assert!(refused.message.contains("--batch-mib-max"), "{refused}");
+    assert_eq!(block_on(client.lookup("t", &[7; 2])).unwrap().len(), 2);
+}
+
+proptest! {
+    #[test]
+    fn finite_gradients_leave_finite_rows(
+        gradients in proptest::collection::vec((0u64..2, any::<f32>()), 1..8),
+        rate in any::<f32>(),
+        is_adagrad in any::<bool>(),
+    ) {
+        let table = if is_adagrad { "t:1:adagrad" } else { "t:1:sgd" };
+        let layout = spec(&[table]).layout(&spec(&[table]).tables[0]);
+        let budget = || Arc::new(Budget::new(1 << 20));
+        let mut part = Part::new(layout, Budgets { rows: budget(), bytes: budget() });
+        let rows = part.find(gradients.iter().map(|(id, _)| *id)).unwrap();
+        let gradients: Vec<[f32; 1]> = gradients.iter().map(|(_, gradient)| [*gradient]).collect();
+        for _ in 0..3 {
+            part.update(rows.iter().copied().zip(gradients.iter().map(|row| &row[..])), rate);
+        }
+        for chunk in part.freeze() {
+            for (id, elements, sums) in chunk.rows(layout) {
+                let all = elements.iter().chain(sums);
+                prop_assert!(all.clone().all(|value| value.is_finite()), "{id}: {all:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn bad_input_is_refused_in_words_and_changes_nothing() {
     let limits = ServerSpec {
         batch_rows_max: 10,
@@ -310,6 +386,31 @@ fn bad_input_is_refused_in_words_and_changes_nothing() {
     );
     assert_eq!(block_on(client.lookup("t", &[1])).unwrap().to_vec(), before);
     assert_eq!(servers[0].description().tables[0].rows, 20);
+}
+
+#[test]
+fn fewer_rows_than_ids_are_an_error_and_no_panic() {
+    let description = start(spec(&["t:4"]), 1, None).description();
+    let tables = Tensor::vector(serde_json::to_vec(&description).unwrap());
+    let server = Engine::builder().listen("127.0.0.1:0").pin(false);
+    let other = server.start_with(|engine| {
+        let tables = move |_: GraphCall| Ok([("tables", tables.clone())]);
+        engine.register_fn("embedding.tables", tables);
+        engine.register_fn("embedding.lookup/t", |_: GraphCall| {
+            let shape = grpcxx::Shape::new(&[1, 4]).unwrap();
+            Ok([("rows", Tensor::from_vec(shape, vec![0.0_f32; 4])?)])
+        });
+    });
+    let other = other.unwrap();
+    let engine = worker();
+    let address = other.local_addr().unwrap().to_string();
+    let client = block_on(Client::connect(&engine, &[address])).unwrap();
+    let rows = block_on(client.lookup("t", &[1, 2]));
+    assert_eq!(
+        rows.map(|rows| rows.len()).unwrap_err().code,
+        Code::Internal
+    );
+    assert_eq!(block_on(client.lookup("t", &[1])).unwrap().len(), 1);
 }
 
 #[test]

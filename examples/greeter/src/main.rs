@@ -22,11 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 #[expect(clippy::print_stdout, reason = "this is what the program is for")]
 fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::builder()
-        .task("greeter", 0)
-        .listen(address)
-        .start()?;
-    engine.add_service(GreeterServer::new(MyGreeter));
+    let task = Engine::builder().task("greeter", 0).listen(address);
+    let _engine = task.start_with(|engine| engine.add_service(GreeterServer::new(MyGreeter)))?;
     println!("listening on {address}");
     loop {
         std::thread::park();
@@ -39,7 +36,7 @@ fn serve_grpc(star: &str, grpc: &str) -> Result<(), Box<dyn std::error::Error>> 
     let cluster = ClusterSpec::parse(&format!("greeter|{grpc}"))?;
     let topology = Topology::told(&cluster, &format!("{grpc}={star}\n"))?;
     let (config, _warnings) = Config::from_env()?;
-    let server = Server::start(ServerOptions {
+    let options = ServerOptions {
         config,
         cluster,
         task: TaskId::new("greeter", 0),
@@ -47,8 +44,9 @@ fn serve_grpc(star: &str, grpc: &str) -> Result<(), Box<dyn std::error::Error>> 
         topology: Some(topology),
         metrics: None,
         model: None,
-    })?;
-    server.add_service(GreeterServer::new(MyGreeter))?;
+    };
+    let add_service = |engine: &Engine| engine.add_service(GreeterServer::new(MyGreeter));
+    let server = Server::start_with(options, add_service)?;
     println!("listening on {star}, for gRPC on {}", server.grpc_address());
     loop {
         std::thread::park();

@@ -58,18 +58,13 @@ impl Server {
     /// # Errors
     /// The engine cannot start.
     pub fn start(engine: EngineBuilder, limits: Limits) -> Result<Self, Status> {
-        let engine = engine.start()?;
-        let budget = Arc::new(Budget::new(limits.memory_bytes_max));
-        let of_shards = Arc::clone(&budget);
-        let shards =
-            engine.sharded(move |_shard| RefCell::new(Store::new(Arc::clone(&of_shards))))?;
-        let service = Arc::new(Service {
-            shards,
-            budget,
-            limits,
-            spread: RandomState::new(),
-        });
-        engine.add_service(KeyValueServer::from_arc(Arc::clone(&service)));
+        let mut service = None;
+        let engine = engine.start_with(|engine| {
+            let begun = Arc::new(Service::begin(engine, limits));
+            engine.add_service(KeyValueServer::from_arc(Arc::clone(&begun)));
+            service = Some(begun);
+        })?;
+        let service = service.expect("an engine that has started was prepared");
         Ok(Self { engine, service })
     }
 
@@ -110,6 +105,18 @@ impl Server {
 }
 
 impl Service {
+    fn begin(engine: &Engine, limits: Limits) -> Self {
+        let budget = Arc::new(Budget::new(limits.memory_bytes_max));
+        let of_shards = Arc::clone(&budget);
+        let store = move |_shard| RefCell::new(Store::new(Arc::clone(&of_shards)));
+        Self {
+            shards: Sharded::begin(&engine.shards(), store),
+            budget,
+            limits,
+            spread: RandomState::new(),
+        }
+    }
+
     /// Runs code on the shard that has this key: at once if this is it.
     async fn on_owner<R: Send + 'static>(
         &self,

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
+#[path = "../../../runtime/tests/support/ports.rs"]
+mod ports;
+
 use bytes::Bytes;
 use futures_executor::block_on;
 use grpcxx::{Code, Engine, Status};
@@ -92,6 +95,23 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         }),
     ];
     proptest::collection::vec(step, 1..60)
+}
+
+#[test]
+fn a_call_that_waits_for_its_server_finds_the_service() {
+    for _ in 0..20 {
+        let address = ports::held_address().to_string();
+        let engine = Engine::builder().redial_delay(Duration::from_micros(100));
+        let engine = engine.start().unwrap();
+        let client = KeyValueClient::new(engine.connect(&address).unwrap());
+        let call = client.get(GetRequest { key: "k".into() });
+        let task = Engine::builder().listen(address.as_str());
+        let server = Server::start(task.shards(2).pin(false), Limits::default()).unwrap();
+        let missing = call.wait().unwrap_err();
+        assert_eq!(missing.code, Code::NotFound, "{missing}");
+        assert!(missing.message.contains("key"), "{missing}");
+        server.stop().unwrap();
+    }
 }
 
 proptest! {

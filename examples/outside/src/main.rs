@@ -25,15 +25,14 @@ impl Greeter for Polite {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let server = Engine::builder()
-        .task("ps", 0)
-        .listen("127.0.0.1:0")
-        .start()?;
-    server.register_fn("double", |call: GraphCall| {
-        let x: f32 = call.feed("x")?.value()?;
-        Ok([("y", Tensor::scalar(2.0 * x))])
-    });
-    server.add_service(GreeterServer::new(Polite));
+    let task = Engine::builder().task("ps", 0).listen("127.0.0.1:0");
+    let server = task.start_with(|server| {
+        server.register_fn("double", |call: GraphCall| {
+            let x: f32 = call.feed("x")?.value()?;
+            Ok([("y", Tensor::scalar(2.0 * x))])
+        });
+        server.add_service(GreeterServer::new(Polite));
+    })?;
 
     let engine = Engine::builder().start()?;
     let address = server.local_addr().ok_or("the server does not listen")?;

@@ -248,7 +248,28 @@ impl EngineBuilder {
     /// # Errors
     /// What could not be had: an address, the port, memory, a thread, the host or driver that was
     /// asked for.
-    pub fn start(mut self) -> Result<Engine, EngineError> {
+    pub fn start(self) -> Result<Engine, EngineError> {
+        self.start_with(|_| ())
+    }
+
+    /// As [`EngineBuilder::start`]; who comes is served when `prepare` is done. Functions and
+    /// services that it registers are there for the first caller: one that had waited for the port
+    /// would else be told that they do not exist. `prepare` must wait for nothing that shards do,
+    /// which may not turn yet: state per shard is made by
+    /// [`Sharded::begin`](crate::Sharded::begin).
+    ///
+    /// ```
+    /// use grpcxx_runtime::{Engine, GraphCall, Tensor};
+    ///
+    /// let engine = Engine::builder().listen("127.0.0.1:0").start_with(|engine| {
+    ///     engine.register_fn("one", |_: GraphCall| Ok([("y", Tensor::scalar(1.0_f32))]));
+    /// })?;
+    /// # Ok::<(), grpcxx_runtime::EngineError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`EngineBuilder::start`].
+    pub fn start_with(mut self, prepare: impl FnOnce(&Engine)) -> Result<Engine, EngineError> {
         match self.listen {
             None => {}
             Some(ListenAddress(Given::Address(address))) => self.options.listen = Some(address),
@@ -262,7 +283,7 @@ impl EngineBuilder {
                 self.options.listen = Some(address);
             }
         }
-        Engine::start(self.options)
+        Engine::start_with(self.options, prepare)
     }
 }
 

@@ -132,7 +132,6 @@ impl<A> Core<A> {
 
     fn route_restore(&mut self, step_id: i64, keys: Keys, tensors: SmallVec<[Tensor; 1]>) {
         let home = home_shard(step_id, self.shared.loads.len());
-        self.counters().restored.add(tensors.len() as u64);
         self.route(
             home,
             Command::Restore {

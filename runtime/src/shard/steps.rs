@@ -242,6 +242,7 @@ impl<A> Core<A> {
     }
 
     pub(super) fn restore(&mut self, step_id: i64, keys: Keys, tensors: SmallVec<[Tensor; 1]>) {
+        self.counters().restored.add(tensors.len() as u64);
         for (key, tensor) in keys.iter().cloned().zip(tensors) {
             if !self.steps.rendezvous.restore(step_id, key, tensor) {
                 self.counters().sends_refused.add(1);

@@ -58,30 +58,59 @@ impl<T: 'static> Sharded<T> {
     where
         F: Fn(usize) -> T + Send + Sync + 'static,
     {
-        let values = Arc::new(Values {
-            id: IDS.fetch_add(1, Ordering::Relaxed),
-            shards: shards.clone(),
-        });
-        let (id, make) = (values.id, Arc::new(make));
-        let made: Vec<_> = (0..shards.len())
-            .map(|shard| {
-                let make = Arc::clone(&make);
-                shards.invoke_on(shard, move || {
-                    let value = Rc::new(make(shard));
-                    if let Some(beside) = Beside::here() {
-                        beside.put(id, value);
-                    }
-                })
-            })
+        let sharded = Self::without_values(shards);
+        let made = sharded.making(make).enumerate();
+        let made: Vec<_> = made
+            .map(|(shard, make)| shards.invoke_on(shard, make))
             .collect();
-        let sharded = Self {
-            values,
-            of: PhantomData,
-        };
         for made in made {
             made.await?;
         }
         Ok(sharded)
+    }
+
+    /// As [`Sharded::start`], but does not wait until the values are there, so that what prepares
+    /// an engine can have it ([`start_with`](crate::EngineBuilder::start_with)). Calls of peers and
+    /// code that reach a shard later find its value, unless the engine has ended.
+    pub fn begin<F>(shards: &Shards, make: F) -> Self
+    where
+        F: Fn(usize) -> T + Send + Sync + 'static,
+    {
+        let sharded = Self::without_values(shards);
+        for (shard, make) in sharded.making(make).enumerate() {
+            shards.run_surely(shard, make);
+        }
+        sharded
+    }
+
+    fn without_values(shards: &Shards) -> Self {
+        Self {
+            values: Arc::new(Values {
+                id: IDS.fetch_add(1, Ordering::Relaxed),
+                shards: shards.clone(),
+            }),
+            of: PhantomData,
+        }
+    }
+
+    /// What each shard does to have its value, in their order.
+    fn making<F>(
+        &self,
+        make: F,
+    ) -> impl Iterator<Item = impl FnOnce() + Send + use<F, T>> + use<F, T>
+    where
+        F: Fn(usize) -> T + Send + Sync + 'static,
+    {
+        let (id, make) = (self.values.id, Arc::new(make));
+        (0..self.shards().len()).map(move |shard| {
+            let make = Arc::clone(&make);
+            move || {
+                let value = Rc::new(make(shard));
+                if let Some(beside) = Beside::here() {
+                    beside.put(id, value);
+                }
+            }
+        })
     }
 
     /// The shards that have the values.

@@ -130,6 +130,15 @@ impl Layer {
     /// Notes that a handshake is over; another may begin.
     pub(crate) fn release_handshake(&mut self) {
         self.handshakes -= 1;
+        self.let_next_begin();
+    }
+
+    /// Lets a handshake begin that waits for room, if there is some. Whoever was let and does not
+    /// take the room, since it is over or cannot begin, lets the next.
+    pub(crate) fn let_next_begin(&mut self) {
+        if self.handshakes >= self.options.handshakes_max {
+            return;
+        }
         while let Some(id) = self.waiting.pop_front() {
             if self.find(id).is_some_and(|link| link.over.is_none()) {
                 return self.steps.push_back(id);

@@ -139,14 +139,17 @@ impl<T: Park> Tls<T> {
             link.over.is_none() && matches!(link.phase, Phase::Handshaking { .. })
         });
         if !is_wanted {
-            return;
+            return layer.let_next_begin();
         }
         let mut said = Vec::new();
         let step = match layer.handshake(id) {
             Ok(Some(handshake)) => handshake.step(&mut said),
             // Too many are under way; the next that ends makes room.
             Ok(None) => return layer.waiting.push_back(id),
-            Err(error) => Err(error),
+            Err(error) => {
+                layer.let_next_begin();
+                Err(error)
+            }
         };
         self.say(id, &said);
         match step {

@@ -3,7 +3,7 @@
 mod support;
 
 use std::io::Write;
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -258,6 +258,45 @@ fn many_dials_at_once_get_through_with_few_handshakes_at_a_time() {
         server.turn();
         client.seen.connected.len() == 40
     });
+}
+
+#[test]
+fn a_handshake_that_cannot_begin_leaves_its_place_to_the_next() {
+    let authority = Authority::new();
+    let options = options(TlsMode::Require).with(|options| {
+        options.handshakes_max = 1;
+        options.handshake_time = Duration::from_secs(3600);
+    });
+    let shared = authority.task("grpcxx://c/worker/0");
+    let mut client = Side::new(options, shared.clone());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap();
+    let links = [(); 3].map(|()| client.transport.connect(address).unwrap());
+    let mut peers = Vec::new();
+    client.until("one begins, and the others wait", |_| {
+        peers.extend(listener.accept().map(|(peer, _)| peer));
+        peers.len() == links.len() && peers.iter().any(has_heard)
+    });
+    let task = authority.sign_task("grpcxx://c/worker/0");
+    let without_authorities = Credentials::from_pem(PemTexts {
+        certificates: task.certificate.as_bytes(),
+        key: task.key.as_bytes(),
+        authorities: None,
+        is_mutual: true,
+    });
+    shared.store(Arc::new(without_authorities.unwrap()));
+    // The first one ends, and those behind it find nothing to check their servers by.
+    peers.retain(|peer| !has_heard(peer));
+    client.until("all are over", |client| {
+        client.seen.closed.len() == links.len()
+    });
+}
+
+/// Whether something has come.
+fn has_heard(peer: &TcpStream) -> bool {
+    peer.set_nonblocking(true).unwrap();
+    peer.peek(&mut [0]).is_ok()
 }
 
 #[test]

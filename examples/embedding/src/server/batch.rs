@@ -46,6 +46,17 @@ impl Batch {
             );
             return Err(Status::new(Code::InvalidArgument, text));
         }
+        let bytes = ids.len() as u64 * table.spec.dim as u64 * 4;
+        let bytes_max = tables.spec.batch_bytes_max;
+        if bytes > bytes_max {
+            let text = format!(
+                "table {name:?}: {} rows of {} floats have {bytes} bytes, {bytes_max} are allowed \
+                 in one call (--batch-mib-max); part the batch",
+                ids.len(),
+                table.spec.dim
+            );
+            return Err(Status::new(Code::InvalidArgument, text));
+        }
         let ids: Vec<u64> = ids.iter().map(|id| *id as u64).collect();
         let shards = tables.shards.shards().len();
         let mut places = vec![Vec::new(); shards];

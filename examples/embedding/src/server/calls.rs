@@ -17,6 +17,7 @@ type Results = Result<[(&'static str, Tensor); 1], Status>;
 
 /// `ids` int64 [n] in, `rows` float32 [n, dim] out. Rows that are not there are made.
 pub(super) async fn lookup(tables: Arc<Tables>, place: usize, call: GraphCall) -> Results {
+    tables.check_ready()?;
     let table = &tables.tables[place];
     let batch = Arc::new(Batch::of(&tables, table, &call)?);
     drop(call);
@@ -58,6 +59,7 @@ pub(super) async fn lookup(tables: Arc<Tables>, place: usize, call: GraphCall) -
 /// `ids` int64 [n], `gradients` float32 [n, dim] and the scalar `rate` in, the number of ids as
 /// `updated` out. Either all rows are changed or none.
 pub(super) async fn update(tables: Arc<Tables>, place: usize, mut call: GraphCall) -> Results {
+    tables.check_ready()?;
     let table = &tables.tables[place];
     let batch = Arc::new(Batch::of(&tables, table, &call)?);
     let rate: f32 = call.feed("rate")?.value()?;
@@ -160,13 +162,15 @@ impl Change {
         let places = self.batch.places(shard).iter();
         let of_shard = places.map(|place| &all[*place as usize * dim..][..dim]);
         let part = &mut own.parts.borrow_mut()[self.place];
-        part.update(rows.iter().copied().zip(of_shard), self.rate);
+        let skipped = part.update(rows.iter().copied().zip(of_shard), self.rate);
+        let table = &self.tables.tables[self.place];
+        table.skipped.fetch_add(skipped, Ordering::Relaxed);
         Ok(())
     }
 }
 
 /// How long to wait before a shard whose inbox was full is asked again.
-const ROOM_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const ROOM_PAUSE: Duration = Duration::from_millis(1);
 
 fn others(batch: &Batch, here: Option<usize>) -> impl Iterator<Item = usize> {
     batch.shards().filter(move |shard| Some(*shard) != here)
@@ -231,6 +235,7 @@ fn not_on_a_shard() -> Status {
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
     use std::pin::pin;
     use std::sync::mpsc;
 
@@ -245,11 +250,16 @@ mod tests {
 
     /// An engine with a table of rows of one float, which SGD changes.
     fn start(shards: usize) -> (Engine, Arc<Tables>) {
+        start_in(shards, None)
+    }
+
+    fn start_in(shards: usize, folder: Option<PathBuf>) -> (Engine, Arc<Tables>) {
         let engine = Engine::builder().shards(shards).pin(false);
         let engine = engine.start().unwrap();
         let table: TableSpec = "t:1".parse().unwrap();
-        let tables = Tables::start(&engine, ServerSpec::new(vec![table]), None);
-        (engine, Arc::new(tables.unwrap()))
+        let tables = Tables::begin(&engine, ServerSpec::new(vec![table]), folder);
+        tables.is_ready.store(true, Ordering::SeqCst);
+        (engine, Arc::new(tables))
     }
 
     const IDS: [i64; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -309,5 +319,23 @@ mod tests {
         };
         let test = engine.shards().submit_to(0, test);
         assert_eq!(test.wait().unwrap(), (Ok(()), true));
+    }
+
+    #[test]
+    fn a_snapshot_waits_for_room_in_the_inbox_of_a_shard() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_engine, tables) = start_in(2, Some(folder.path().to_owned()));
+        let (let_go, held) = mpsc::channel::<()>();
+        let (tell, is_held) = mpsc::channel();
+        let hold = move |_: &OnShard| tell.send(()).is_ok() && held.recv().is_ok();
+        let _held = tables.shards.invoke_on(1, hold);
+        is_held.recv().unwrap();
+        while tables.shards.invoke_on(1, |_| ()).now_or_never().is_none() {}
+        std::thread::scope(|scope| {
+            let snapshot = scope.spawn(|| tables.snapshot());
+            std::thread::sleep(Duration::from_millis(10));
+            let_go.send(()).unwrap();
+            assert_eq!(snapshot.join().unwrap().unwrap().files.len(), 1);
+        });
     }
 }

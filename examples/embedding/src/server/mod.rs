@@ -52,6 +52,8 @@ struct Tables {
     folder: Option<PathBuf>,
     /// Held while a snapshot is written.
     snapshot: Mutex<()>,
+    /// Whether all rows of snapshots are there.
+    is_ready: AtomicBool,
     is_stopping: AtomicBool,
 }
 
@@ -65,6 +67,7 @@ struct Table {
     cut: Arc<RwLock<()>>,
     lookups: AtomicU64,
     updates: AtomicU64,
+    skipped: AtomicU64,
 }
 
 /// What a shard has of its own.
@@ -109,6 +112,9 @@ pub struct TableDescription {
     pub lookups: u64,
     /// Calls that updated rows.
     pub updates: u64,
+    /// Elements that updates left alone, for they would not have been finite any more.
+    #[serde(default)]
+    pub skipped: u64,
 }
 
 impl Server {
@@ -123,12 +129,27 @@ impl Server {
     ) -> Result<Self, Status> {
         spec.check()
             .map_err(|text| Status::new(Code::InvalidArgument, text))?;
-        let engine = engine.start()?;
-        let tables = Arc::new(Tables::start(&engine, spec, folder)?);
-        tables.restore()?;
-        let server = Self { engine, tables };
-        server.register();
+        let server = Self::begin(engine, spec, folder)?;
+        server.tables.restore()?;
+        server.tables.is_ready.store(true, Ordering::SeqCst);
         Ok(server)
+    }
+
+    /// Starts an engine that refuses calls until the tables are ready. One without functions would
+    /// tell workers that had waited for it that there are none, which ends most of them.
+    fn begin(
+        engine: EngineBuilder,
+        spec: ServerSpec,
+        folder: Option<PathBuf>,
+    ) -> Result<Self, Status> {
+        let mut tables = None;
+        let engine = engine.start_with(|engine| {
+            let begun = Arc::new(Tables::begin(engine, spec, folder));
+            register(engine, &begun);
+            tables = Some(begun);
+        })?;
+        let tables = tables.expect("an engine that has started was prepared");
+        Ok(Self { engine, tables })
     }
 
     /// The engine.
@@ -165,31 +186,31 @@ impl Server {
         ended.map_err(|error| Status::new(Code::Internal, error.to_string()))?;
         Ok(snapshot)
     }
+}
 
-    fn register(&self) {
-        for (place, table) in self.tables.tables.iter().enumerate() {
-            let tables = Arc::clone(&self.tables);
-            let lookup = move |call| calls::lookup(Arc::clone(&tables), place, call);
-            self.engine
-                .register_async(lookup_of(&table.spec.name), lookup);
-            let tables = Arc::clone(&self.tables);
-            let update = move |call| calls::update(Arc::clone(&tables), place, call);
-            self.engine
-                .register_async(update_of(&table.spec.name), update);
-        }
-        let tables = Arc::clone(&self.tables);
-        self.engine.register_short(TABLES, move |_: GraphCall| {
-            Ok([("tables", json(&tables.description())?)])
-        });
-        let tables = Arc::clone(&self.tables);
-        self.engine.register_fn(SNAPSHOT, move |_: GraphCall| {
-            Ok([("snapshot", json(&tables.snapshot()?)?)])
-        });
+fn register(engine: &Engine, tables: &Arc<Tables>) {
+    for (place, table) in tables.tables.iter().enumerate() {
+        let of_lookup = Arc::clone(tables);
+        let lookup = move |call| calls::lookup(Arc::clone(&of_lookup), place, call);
+        engine.register_async(lookup_of(&table.spec.name), lookup);
+        let of_update = Arc::clone(tables);
+        let update = move |call| calls::update(Arc::clone(&of_update), place, call);
+        engine.register_async(update_of(&table.spec.name), update);
     }
+    let described = Arc::clone(tables);
+    engine.register_short(TABLES, move |_: GraphCall| {
+        described.check_ready()?;
+        Ok([("tables", json(&described.description())?)])
+    });
+    let written = Arc::clone(tables);
+    engine.register_fn(SNAPSHOT, move |_: GraphCall| {
+        written.check_ready()?;
+        Ok([("snapshot", json(&written.snapshot()?)?)])
+    });
 }
 
 impl Tables {
-    fn start(engine: &Engine, spec: ServerSpec, folder: Option<PathBuf>) -> Result<Self, Status> {
+    fn begin(engine: &Engine, spec: ServerSpec, folder: Option<PathBuf>) -> Self {
         let bytes = Arc::new(Budget::new(spec.memory_bytes_max));
         let tables: Vec<Table> = spec
             .tables
@@ -201,6 +222,7 @@ impl Tables {
                 cut: Arc::default(),
                 lookups: AtomicU64::new(0),
                 updates: AtomicU64::new(0),
+                skipped: AtomicU64::new(0),
             })
             .collect();
         let of_parts: Vec<(Layout, Budgets)> = tables
@@ -210,23 +232,33 @@ impl Tables {
                 (table.layout, Budgets { rows, bytes })
             })
             .collect();
-        let shards = engine.sharded(move |_shard| {
+        let shards = Sharded::begin(&engine.shards(), move |_shard| {
             let parts = of_parts.iter();
             let parts = parts.map(|(layout, budgets)| Part::new(*layout, budgets.clone()));
             OnShard {
                 parts: RefCell::new(parts.collect()),
                 answers: RefCell::default(),
             }
-        })?;
-        Ok(Self {
+        });
+        Self {
             spec,
             tables,
             bytes,
             shards,
             folder,
             snapshot: Mutex::default(),
+            is_ready: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
-        })
+        }
+    }
+
+    /// Whether calls can be carried out.
+    fn check_ready(&self) -> Result<(), Status> {
+        if self.is_ready.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        let text = "the server is taking its rows from snapshots; try again later";
+        Err(Status::new(Code::Unavailable, text))
     }
 
     fn description(&self) -> Description {
@@ -241,6 +273,7 @@ impl Tables {
             rows_max: table.rows.max(),
             lookups: table.lookups.load(Ordering::Relaxed),
             updates: table.updates.load(Ordering::Relaxed),
+            skipped: table.skipped.load(Ordering::Relaxed),
         });
         Description {
             index: self.spec.index,
@@ -257,4 +290,43 @@ fn json(value: &impl Serialize) -> Result<Tensor, Status> {
     let text = serde_json::to_vec(value);
     let text = text.map_err(|error| Status::new(Code::Internal, error.to_string()))?;
     Ok(Tensor::vector(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use grpcxx::Remote;
+
+    use super::*;
+
+    #[test]
+    fn calls_are_put_off_until_the_rows_of_snapshots_are_there() {
+        let spec = ServerSpec::new(vec!["t:1".parse().unwrap()]);
+        let engine = Engine::builder().listen("127.0.0.1:0").pin(false);
+        let server = Server::begin(engine, spec, None).unwrap();
+        let remote: Remote = (server.engine)
+            .connect(&server.engine.local_addr().unwrap().to_string())
+            .unwrap();
+        let codes = || {
+            let ids = || Tensor::vector(vec![1_i64]);
+            let gradients = Tensor::from_vec(grpcxx::Shape::new(&[1, 1]).unwrap(), vec![1.0_f32]);
+            let calls = [
+                GraphCall::new(TABLES).with_fetch("tables"),
+                GraphCall::new(SNAPSHOT).with_fetch("snapshot"),
+                GraphCall::new(lookup_of("t"))
+                    .with_feed("ids", ids())
+                    .with_fetch("rows"),
+                GraphCall::new(update_of("t"))
+                    .with_feed("ids", ids())
+                    .with_feed("gradients", gradients.unwrap())
+                    .with_feed("rate", Tensor::scalar(1.0_f32))
+                    .with_fetch("updated"),
+            ];
+            calls.map(|call| remote.run(call).wait().err().map(|status| status.code))
+        };
+        assert_eq!(codes(), [Some(Code::Unavailable); 4]);
+        assert_eq!(server.description().tables[0].rows, 0);
+        server.tables.is_ready.store(true, Ordering::SeqCst);
+        let without_folder = Some(Code::FailedPrecondition);
+        assert_eq!(codes(), [None, without_folder, None, None]);
+    }
 }

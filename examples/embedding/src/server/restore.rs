@@ -1,6 +1,8 @@
 //! Rows of snapshots, taken in before a server serves.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use grpcxx::model::Model;
 use grpcxx::{Code, Status, Tensor};
@@ -33,12 +35,24 @@ impl Tables {
     /// The server's own file, or those of all servers if their number was another one.
     fn files(&self, folder: &Path, table: &str) -> Result<Vec<PathBuf>, Status> {
         let own = folder.join(file_name(table, self.spec.index, self.spec.servers));
-        if own.exists() {
-            return Ok(vec![own]);
-        }
-        let mut counts = servers_of_files(folder, table)?;
+        let mut others = sets_of_files(folder, table)?;
         // The others of this set may have been written when this server had not begun.
-        counts.retain(|servers| *servers != self.spec.servers);
+        others.remove(&self.spec.servers);
+        if own.exists() {
+            let written = modified(&own)?;
+            others.retain(|_, newest| *newest > written);
+            if others.is_empty() {
+                return Ok(vec![own]);
+            }
+            let text = format!(
+                "snapshots of table {table:?} by {:?} servers are newer than those by {}; leave \
+                 those that shall be taken",
+                others.keys(),
+                self.spec.servers
+            );
+            return Err(wrong(folder, &text));
+        }
+        let counts: Vec<usize> = others.into_keys().collect();
         let servers = match counts[..] {
             [] => return Ok(Vec::new()),
             [servers] => servers,
@@ -154,11 +168,11 @@ fn restore_rows(
     Ok(Ok(None))
 }
 
-/// By how many servers the files of a table were written, each number once.
-fn servers_of_files(folder: &Path, table: &str) -> Result<Vec<usize>, Status> {
+/// By how many servers the files of a table were written, with the time of the newest of each.
+fn sets_of_files(folder: &Path, table: &str) -> Result<BTreeMap<usize, SystemTime>, Status> {
     let files = std::fs::read_dir(folder);
     let files = files.map_err(|error| wrong(folder, &error.to_string()))?;
-    let mut counts = Vec::new();
+    let mut sets = BTreeMap::new();
     for file in files {
         let file = file.map_err(|error| wrong(folder, &error.to_string()))?;
         let name = file.file_name();
@@ -167,11 +181,18 @@ fn servers_of_files(folder: &Path, table: &str) -> Result<Vec<usize>, Status> {
             let (_, servers) = name.strip_suffix(".safetensors")?.split_once("-of-")?;
             servers.parse::<usize>().ok()
         });
-        counts.extend(servers);
+        if let Some(servers) = servers {
+            let written = modified(&file.path())?;
+            let newest = sets.entry(servers).or_insert(written);
+            *newest = written.max(*newest);
+        }
     }
-    counts.sort_unstable();
-    counts.dedup();
-    Ok(counts)
+    Ok(sets)
+}
+
+fn modified(path: &Path) -> Result<SystemTime, Status> {
+    let modified = std::fs::metadata(path).and_then(|file| file.modified());
+    modified.map_err(|error| wrong(path, &error.to_string()))
 }
 
 fn wrong(path: &Path, problem: &str) -> Status {

@@ -12,7 +12,8 @@ use grpcxx::model::SafetensorsWriter;
 use grpcxx::{Code, DType, Shape, Status, Tensor, TensorMeta};
 use serde::{Deserialize, Serialize};
 
-use super::{Table, Tables};
+use super::calls::ROOM_PAUSE;
+use super::{OnShard, Table, Tables};
 use crate::table::{Chunk, Layout, Optimizer};
 
 /// Floats of the largest tensor of a file: what is copied together at once.
@@ -62,25 +63,54 @@ impl Tables {
             rows: 0,
             milliseconds: 0,
         };
+        let mut failed = None;
         for (place, table) in self.tables.iter().enumerate() {
             let name = file_name(&table.spec.name, self.spec.index, self.spec.servers);
-            let chunks = futures_executor::block_on(self.cut(place, table))?;
-            written.rows += chunks.iter().map(|chunk| chunk.len() as u64).sum::<u64>();
-            write(&folder.join(&name), table.layout, chunks)?;
-            written.files.push(name);
+            let rows = self.write_table(place, table, &folder.join(&name));
+            match rows {
+                Ok(rows) => {
+                    written.rows += rows;
+                    written.files.push(name);
+                }
+                // It is no reason to lose the other tables.
+                Err(status) => failed = failed.or(Some(status)),
+            }
         }
         written.milliseconds = begin.elapsed().as_millis() as u64;
-        Ok(written)
+        failed.map_or(Ok(written), Err)
     }
 
-    async fn cut(&self, place: usize, table: &Table) -> Result<Vec<Arc<Chunk>>, Status> {
-        let _no_update = table.cut.write().await;
-        let freeze = move |own: &super::OnShard| own.parts.borrow()[place].freeze();
-        let gather = |mut all: Vec<_>, of_shard: Vec<_>| {
-            all.extend(of_shard);
-            all
+    /// Writes a table to a file, and returns its rows.
+    fn write_table(&self, place: usize, table: &Table, path: &Path) -> Result<u64, Status> {
+        let chunks = self.cut(place, table)?;
+        let rows = chunks.iter().map(|chunk| chunk.len() as u64).sum();
+        write(path, table.layout, chunks)?;
+        Ok(rows)
+    }
+
+    /// The chunks of a table at one moment. It waits for shards that have no room in their inboxes:
+    /// lookups fill them, and what was answered before a stop must not be lost.
+    fn cut(&self, place: usize, table: &Table) -> Result<Vec<Arc<Chunk>>, Status> {
+        let _no_update = futures_executor::block_on(table.cut.write());
+        let freeze = |shard| {
+            let freeze = move |own: &OnShard| own.parts.borrow()[place].freeze();
+            self.shards.invoke_on(shard, freeze)
         };
-        self.shards.map_reduce(freeze, Vec::new(), gather).await
+        let shards = 0..self.shards.shards().len();
+        let asked: Vec<_> = shards.map(|shard| (shard, freeze(shard))).collect();
+        let mut all = Vec::new();
+        for (shard, mut frozen) in asked {
+            loop {
+                match futures_executor::block_on(frozen) {
+                    Err(full) if full.code == Code::ResourceExhausted => {
+                        std::thread::sleep(ROOM_PAUSE);
+                        frozen = freeze(shard);
+                    }
+                    frozen => break all.extend(frozen?),
+                }
+            }
+        }
+        Ok(all)
     }
 }
 
