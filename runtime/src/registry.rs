@@ -234,3 +234,54 @@ fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<NamedTenso
     put_all(store, call.feeds.into_vec())?;
     Ok(NamedTensors::new())
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+
+    use grpcxx_rpc::{DType, Method, Request, Shape};
+
+    use super::*;
+    use crate::{Engine, EngineOptions};
+
+    /// Memory that tells on which thread it is dropped.
+    struct Told(Mutex<Sender<String>>);
+
+    impl AsRef<[u8]> for Told {
+        fn as_ref(&self) -> &[u8] {
+            b"data"
+        }
+    }
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or_default().to_owned();
+            let _ = self.0.lock().unwrap().send(name);
+        }
+    }
+
+    fn told() -> (Buffer, impl Fn() -> String) {
+        let (sender, dropped) = channel();
+        let memory = Buffer::from_owner(Told(Mutex::new(sender)));
+        let patience = Duration::from_secs(20);
+        (memory, move || dropped.recv_timeout(patience).unwrap())
+    }
+
+    #[test]
+    fn a_shard_does_not_drop_what_was_in_a_store() {
+        let engine = Engine::start(EngineOptions::default()).unwrap();
+        let (memory, dropped_on) = told();
+        let tensor = Tensor::new(DType::UInt8, Shape::vector(4), memory).unwrap();
+        (engine.store_put(vec![(Text::from("a"), tensor)])).unwrap();
+        let request = Request::Message {
+            method: Method::CleanupAll,
+            body: Buffer::new(),
+        };
+        engine.serve(request, None).wait().unwrap();
+        let thread = dropped_on();
+        assert!(thread.starts_with("chores"), "{thread}");
+        assert!(engine.stored().is_empty());
+    }
+}
