@@ -194,8 +194,12 @@ pub(crate) fn cleanup_all(store: &Shared<TensorStore>, body: &Buffer) -> Result<
 /// Puts tensors into the store, all or none.
 pub(crate) fn put_all(
     store: &Shared<TensorStore>,
-    tensors: Vec<(Text, Tensor)>,
+    mut tensors: Vec<(Text, Tensor)>,
 ) -> Result<(), Status> {
+    for (name, _) in &mut tensors {
+        // It may be a part of a message, all of which it would keep.
+        *name = Text::from(name.as_str());
+    }
     let mut outcome = Ok(());
     store.rcu(|current| {
         let mut next = TensorStore::clone(current);
@@ -240,6 +244,7 @@ mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::{Sender, channel};
 
+    use arc_swap::ArcSwap;
     use grpcxx_rpc::{DType, Method, Request, Shape};
 
     use super::*;
@@ -283,5 +288,17 @@ mod tests {
         let thread = dropped_on();
         assert!(thread.starts_with("chores"), "{thread}");
         assert!(engine.stored().is_empty());
+    }
+
+    #[test]
+    fn the_name_of_a_tensor_does_not_keep_the_message_that_it_came_in() {
+        let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
+            grpcxx_rpc::StoreLimits::default(),
+        )));
+        let (message, dropped_on) = told();
+        let name = Text::try_from(message).unwrap();
+        put_all(&store, vec![(name, Tensor::scalar(1_u8))]).unwrap();
+        dropped_on();
+        assert!(store.load().fetch("data").is_ok());
     }
 }
