@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED
 from typing import Any, Callable
 
 from ._library import native
@@ -130,6 +131,9 @@ class CallFuture(Future):
             self._done_callbacks.clear()
             text = "this was begun before fork(), and neither calls nor groups go on in the child: make others there"
             self.set_exception(Error(Code.FAILED_PRECONDITION, text))
+        elif self._state == CANCELLED:
+            # Nobody else tells those who wait for it.
+            self.set_running_or_notify_cancel()
 
 
 def shared() -> Engine:

@@ -15,6 +15,7 @@ import pytest
 from ranks import together
 
 import grpcxx
+from grpcxx._engine import CallFuture
 
 SIZES = (4 << 10, 100_000, 1 << 20, 4 << 20)
 
@@ -349,6 +350,15 @@ def test_a_child_does_not_wait_to_withdraw_a_call_of_its_parent():
         server.send("late", np.ones(3))
         assert future.result(20).sum() == 3
         assert told == [future]
+
+
+def test_a_future_that_was_cancelled_at_the_fork_is_told_to_those_who_wait_in_the_child():
+    future = CallFuture()
+    assert future.cancel()
+    # In the parent a thread tells of it once the call has ended.
+    assert not wait([future], 0).done
+    with child(lambda _: list(as_completed([future], 0)) == [future] and future.cancelled()) as (_, is_well):
+        assert is_well()
 
 
 def test_a_child_that_is_forked_between_futures_gets_the_others():
