@@ -24,6 +24,7 @@ pub(crate) struct Greeting {
 impl Greeting {
     pub(crate) fn call(&self, function: Text) -> Result<GraphCall, Status> {
         Ok(GraphCall::new(function)
+            .with_feed("version", Tensor::scalar(VERSION))
             .with_feed("rank", Tensor::scalar(self.rank))
             .with_feed("size", Tensor::scalar(self.size))
             .with_feed("generation", Tensor::scalar(self.generation))
@@ -38,7 +39,19 @@ impl Greeting {
             .with_fetch(BOARDS))
     }
 
+    /// # Errors
+    /// `FAILED_PRECONDITION` if the rank speaks another version.
     pub(crate) fn of(call: &GraphCall) -> Result<Self, Status> {
+        // Nothing else is what it seems to be before that is known.
+        let version = call.feed("version").map_or(Ok(0), Tensor::value::<u32>)?;
+        if version != VERSION {
+            let rank: u32 = call.feed("rank")?.value()?;
+            let text = format!(
+                "rank {rank} speaks version {version} of groups and rank 0 version {VERSION}; \
+                 install the same grpcxx everywhere"
+            );
+            return Err(Status::new(Code::FailedPrecondition, text));
+        }
         let text = |name: &str| text_of(call.feed(name)?);
         Ok(Self {
             rank: call.feed("rank")?.value()?,
@@ -155,6 +168,9 @@ pub(crate) fn invalid(text: String) -> Status {
 
 /// What a rank fetches that asks which ranks are missing.
 pub(crate) const MISSING: &str = "missing";
+
+/// Changes with what ranks say to each other, also under which keys they do.
+const VERSION: u32 = 1;
 
 const STEP: &str = "step";
 const ADDRESSES: &str = "addresses";

@@ -310,7 +310,7 @@ fn wait<'py>(
         Ok(result) => ended(py, result, out, has_place),
         Err(interrupt) => {
             if let Some(out) = out.filter(|_| has_place) {
-                Left::leave(operation, claim(out.bind(py)));
+                Unawaited::keep(operation, claim(out.bind(py)));
             }
             Err(interrupt)
         }
@@ -318,14 +318,14 @@ fn wait<'py>(
 }
 
 /// An operation for whose end nobody waits any more.
-struct Left(Mutex<Option<Operation<Option<Tensor>>>>);
+struct Unawaited(Mutex<Option<Operation<Option<Tensor>>>>);
 
-impl Left {
+impl Unawaited {
     /// Keeps the operation and what it writes until it has ended.
-    fn leave(operation: Operation<Option<Tensor>>, claim: Claim) {
-        let left = Arc::new(Self(Mutex::new(Some(operation))));
-        let waker = claim.until_woken(Waker::from(Arc::clone(&left)));
-        let mut operation = lock(&left.0);
+    fn keep(operation: Operation<Option<Tensor>>, claim: Claim) {
+        let kept = Arc::new(Self(Mutex::new(Some(operation))));
+        let waker = claim.until_woken(Waker::from(Arc::clone(&kept)));
+        let mut operation = lock(&kept.0);
         let polled = (operation.as_mut())
             .map(|operation| Pin::new(operation).poll(&mut Context::from_waker(&waker)));
         if let Some(Poll::Ready(_)) = polled {
@@ -334,7 +334,7 @@ impl Left {
     }
 }
 
-impl Wake for Left {
+impl Wake for Unawaited {
     fn wake(self: Arc<Self>) {
         drop(lock(&self.0).take());
     }

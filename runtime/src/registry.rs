@@ -194,8 +194,12 @@ pub(crate) fn cleanup_all(store: &Shared<TensorStore>, body: &Buffer) -> Result<
 /// Puts tensors into the store, all or none.
 pub(crate) fn put_all(
     store: &Shared<TensorStore>,
-    tensors: Vec<(Text, Tensor)>,
+    mut tensors: Vec<(Text, Tensor)>,
 ) -> Result<(), Status> {
+    for (name, _) in &mut tensors {
+        // It may be a part of a message, all of which it would keep.
+        *name = Text::from(name.as_str());
+    }
     let mut outcome = Ok(());
     store.rcu(|current| {
         let mut next = TensorStore::clone(current);
@@ -233,4 +237,68 @@ fn push_store(store: &Shared<TensorStore>, call: GraphCall) -> Result<NamedTenso
     }
     put_all(store, call.feeds.into_vec())?;
     Ok(NamedTensors::new())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::{Sender, channel};
+
+    use arc_swap::ArcSwap;
+    use grpcxx_rpc::{DType, Method, Request, Shape};
+
+    use super::*;
+    use crate::{Engine, EngineOptions};
+
+    /// Memory that tells on which thread it is dropped.
+    struct Told(Mutex<Sender<String>>);
+
+    impl AsRef<[u8]> for Told {
+        fn as_ref(&self) -> &[u8] {
+            b"data"
+        }
+    }
+
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let thread = std::thread::current();
+            let name = thread.name().unwrap_or_default().to_owned();
+            let _ = self.0.lock().unwrap().send(name);
+        }
+    }
+
+    fn told() -> (Buffer, impl Fn() -> String) {
+        let (sender, dropped) = channel();
+        let memory = Buffer::from_owner(Told(Mutex::new(sender)));
+        let patience = Duration::from_secs(20);
+        (memory, move || dropped.recv_timeout(patience).unwrap())
+    }
+
+    #[test]
+    fn a_shard_does_not_drop_what_was_in_a_store() {
+        let engine = Engine::start(EngineOptions::default()).unwrap();
+        let (memory, dropped_on) = told();
+        let tensor = Tensor::new(DType::UInt8, Shape::vector(4), memory).unwrap();
+        (engine.store_put(vec![(Text::from("a"), tensor)])).unwrap();
+        let request = Request::Message {
+            method: Method::CleanupAll,
+            body: Buffer::new(),
+        };
+        engine.serve(request, None).wait().unwrap();
+        let thread = dropped_on();
+        assert!(thread.starts_with("chores"), "{thread}");
+        assert!(engine.stored().is_empty());
+    }
+
+    #[test]
+    fn the_name_of_a_tensor_does_not_keep_the_message_that_it_came_in() {
+        let store = Arc::new(ArcSwap::from_pointee(TensorStore::new(
+            grpcxx_rpc::StoreLimits::default(),
+        )));
+        let (message, dropped_on) = told();
+        let name = Text::try_from(message).unwrap();
+        put_all(&store, vec![(name, Tensor::scalar(1_u8))]).unwrap();
+        dropped_on();
+        assert!(store.load().fetch("data").is_ok());
+    }
 }

@@ -9,10 +9,11 @@ use super::link::settled_link;
 use crate::model::{Fingerprint, ModelFingerprint};
 use crate::store::{Remote, Stored, TransferLimits, Transferred, list, pull};
 
-/// Name of the function by which a task pulls the whole model from the ps tasks, checks what came,
-/// and drops it. Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`, `calls` (int64),
-/// `seconds` (float64, from the first call to the last answer), `driver` (string, what moves bytes
-/// on the task's side), `link` (string, what carried them: `tcp`, `shm` or `rdma`).
+/// Name of the function by which a task pulls the whole model from the ps tasks, and keeps of each
+/// tensor the fingerprint alone. Fetches, all scalars: `fingerprint` (string), `tensors`, `bytes`,
+/// `calls` (int64), `seconds` (float64, from the first call to the last fingerprint), `driver`
+/// (string, what moves bytes on the task's side), `link` (string, what carried them: `tcp`, `shm`
+/// or `rdma`).
 pub const MODEL_PULL: &str = "grpcxx.model.pull";
 
 /// What a task says after it has pulled a model.
@@ -56,6 +57,8 @@ pub(super) struct ModelPull {
     client: Client,
     sources: Vec<String>,
     driver: String,
+    /// For tensors that come in one call.
+    call_timeout: Duration,
     /// Held while a model is pulled.
     turn: Mutex<()>,
 }
@@ -67,6 +70,7 @@ impl ModelPull {
             client,
             sources,
             driver,
+            call_timeout: CALL_TIMEOUT,
             turn: Mutex::new(()),
         }
     }
@@ -91,20 +95,17 @@ impl ModelPull {
                 meta: &stored.meta,
             })
             .collect();
-        let mut tensors: Vec<Option<Tensor>> = vec![None; remotes.len()];
-        let transferred = pull(
-            &self.client,
-            &remotes,
-            &TransferLimits::default(),
-            |index, tensor| {
-                tensors[index] = Some(tensor);
-                Ok::<(), Status>(())
-            },
-        )?;
-        let fingerprints = remotes.iter().zip(&tensors).filter_map(|(remote, tensor)| {
-            let tensor = tensor.as_ref()?;
-            Some((remote.name, Fingerprint::of(remote.name, tensor)))
-        });
+        let limits = TransferLimits {
+            timeout: Some(self.call_timeout),
+            ..TransferLimits::default()
+        };
+        // All that is kept of a tensor: a model may be larger than the memory of this task.
+        let mut fingerprints = Vec::with_capacity(remotes.len());
+        let transferred = pull(&self.client, &remotes, &limits, |index, tensor| {
+            let name = remotes[index].name;
+            fingerprints.push((name, Fingerprint::of(name, &tensor)));
+            Ok::<(), Status>(())
+        })?;
         Ok(PullReport {
             fingerprint: ModelFingerprint::of(fingerprints),
             transferred,
@@ -129,7 +130,7 @@ impl Function for ModelPull {
                 ),
             ));
         }
-        // A second pull at the same time would need the memory of a second model.
+        // A second pull at the same time would need memory for as much under way once more.
         let _turn = match self.turn.try_lock() {
             Ok(turn) => turn,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -224,10 +225,74 @@ const FETCHES: [&str; 7] = [
 ];
 /// For the description of one store.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// For the tensors of one call: a peer that stands still does not hold up later pulls for ever.
+const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use grpcxx_runtime::{Engine, Responder, STORE_PULL};
+
     use super::*;
+
+    fn engine(job: &str, arena_bytes: usize) -> Engine {
+        let builder = Engine::builder().task(job, 0).listen("127.0.0.1:0");
+        let builder = builder.shared_memory(false).rdma(false).shards(1);
+        builder.arena_bytes(arena_bytes).start().unwrap()
+    }
+
+    fn pull_of(ps: &Engine, worker: &Engine) -> ModelPull {
+        let source = ps.local_addr().unwrap().to_string();
+        ModelPull::new(worker.client(), vec![source], String::new())
+    }
+
+    #[test]
+    fn a_model_may_be_larger_than_the_memory_of_who_pulls_it() {
+        const TENSORS: usize = 128;
+        let [ps, worker] = [("ps", 16 << 20), ("worker", 64 << 20)]
+            .map(|(job, arena_bytes)| engine(job, arena_bytes));
+        // All of them are the same memory, and come in a call each.
+        let tensor = Tensor::vector(vec![7_u8; 1 << 20]);
+        let name = |index| Text::from(format!("layer {index}"));
+        let model = (0..TENSORS).map(|index| (name(index), tensor.clone()));
+        ps.store_put(model.collect()).unwrap();
+        let report = pull_of(&ps, &worker).pull().unwrap();
+        assert_eq!(report.transferred.tensors, TENSORS);
+        let names: Vec<String> = (0..TENSORS).map(|index| name(index).to_string()).collect();
+        let expected = names
+            .iter()
+            .map(|name| (name.as_str(), Fingerprint::of(name, &tensor)));
+        assert_eq!(report.fingerprint, ModelFingerprint::of(expected));
+    }
+
+    /// Keeps those waiting who call it.
+    #[derive(Default)]
+    struct Silent(Mutex<Vec<Responder>>);
+
+    impl Function for Silent {
+        fn call(&self, _: GraphCall) -> Result<NamedTensors, Status> {
+            unreachable!("it is started")
+        }
+
+        fn start(&self, _: GraphCall, responder: Responder) {
+            self.0.lock().unwrap().push(responder);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_stands_still_ends_a_pull() {
+        let [ps, worker] = ["ps", "worker"].map(|job| engine(job, 16 << 20));
+        ps.store_put(vec![(Text::from("a"), Tensor::scalar(1_u8))])
+            .unwrap();
+        ps.register(STORE_PULL, Arc::new(Silent::default()));
+        let pull = ModelPull {
+            call_timeout: Duration::from_millis(200),
+            ..pull_of(&ps, &worker)
+        };
+        let error = pull.pull().unwrap_err();
+        assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+    }
 
     #[test]
     fn reports_survive_the_wire() {

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from concurrent.futures._base import CANCELLED
 from typing import Any, Callable
 
 from ._library import native
@@ -108,10 +109,9 @@ class CallFuture(Future):
         super().__init__()
         self.call: Any = None
         self.is_withdrawn = False
-        self._process = os.getpid()
+        _futures.add(self)
 
     def cancel(self) -> bool:
-        self._end_in_child()
         if self.call is not None and not self.done():
             if not self.call.is_withdrawable:
                 return False
@@ -119,26 +119,21 @@ class CallFuture(Future):
             self.call.cancel()
         return super().cancel()
 
-    def result(self, timeout: float | None = None) -> Any:
-        self._end_in_child()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self._end_in_child()
-        return super().exception(timeout)
-
-    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        self._end_in_child()
-        super().add_done_callback(callback)
-
     def _end_in_child(self) -> None:
         """In a forked child nobody ends calls of its parent, nor lets go of a lock that was held at the fork."""
-        if self._process == os.getpid():
-            return
-        self._process, self._condition = os.getpid(), threading.Condition()
+        self._condition = threading.Condition()
+        # Those of `as_completed`, in the middle of which the fork may have been.
+        for waiter in self._waiters:
+            waiter.lock, waiter.event = threading.Lock(), threading.Event()
+            waiter.event.set()
         if not self.done():
+            # They are for the parent.
+            self._done_callbacks.clear()
             text = "this was begun before fork(), and neither calls nor groups go on in the child: make others there"
             self.set_exception(Error(Code.FAILED_PRECONDITION, text))
+        elif self._state == CANCELLED:
+            # Nobody else tells those who wait for it.
+            self.set_running_or_notify_cancel()
 
 
 def shared() -> Engine:
@@ -156,6 +151,8 @@ def _forget_parent() -> None:
     _shared, _shared_lock = None, threading.Lock()
     for engine in list(_engines):
         engine._lock = threading.Lock()
+    for future in list(_futures):
+        future._end_in_child()
 
 
 def _close_all():
@@ -198,6 +195,7 @@ QUIET_S = 0.5
 GRACE_S = 5
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_futures: weakref.WeakSet[CallFuture] = weakref.WeakSet()
 _shared: Engine | None = None
 _shared_lock = threading.Lock()
 

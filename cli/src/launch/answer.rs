@@ -5,7 +5,7 @@ use std::io::{self, BufReader, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::message::{self, Hello, ORDER_BYTES_MAX, Welcome};
+use super::message::{self, Hello, ORDER_BYTES_MAX, VERSION, Welcome, versions_differ};
 
 /// Who answered.
 pub(super) enum Answer {
@@ -31,13 +31,20 @@ pub(super) fn ask(
     let deadline = deadline.min(Instant::now() + HEARD_WAIT);
     let mut reader = BufReader::new(Until { stream, deadline });
     match next(&mut reader) {
-        Ok(Welcome::Heard) => {
+        Ok(Welcome::Known(VERSION)) => {
             reader.get_mut().deadline = Instant::now() + patience;
             next(&mut reader).map_or(Answer::Lost, Answer::Rank0)
         }
+        Ok(Welcome::Known(version)) => other_version(hello, version),
+        Ok(Welcome::Heard) => other_version(hello, 0),
         Ok(welcome) => Answer::Rank0(welcome),
         Err(stranger) => Answer::Stranger(stranger),
     }
+}
+
+fn other_version(hello: &Hello, version_of_rank_0: u32) -> Answer {
+    let reason = versions_differ(hello.rank, hello.version, version_of_rank_0);
+    Answer::Rank0(Welcome::Refused(reason))
 }
 
 /// The next line of rank 0; else what came instead.

@@ -104,7 +104,7 @@ impl Children {
     /// run.
     ///
     /// # Errors
-    /// The system lost track of one.
+    /// One does not end, or the system lost track of it; the others are stopped all the same.
     pub fn stop(&mut self) -> Result<(), LaunchError> {
         for seat in &mut self.children {
             if let Some(process) = &mut seat.process {
@@ -112,14 +112,16 @@ impl Children {
             }
         }
         let deadline = Instant::now() + GRACE;
+        let mut first_failure = Ok(());
         for seat in &mut self.children {
             if let Some(mut process) = seat.process.take() {
-                process
+                let end = process
                     .wait_or_kill(seat.leaves_at.unwrap_or(deadline))
-                    .map_err(LaunchError::system(format!("end {}", seat.child.name)))?;
+                    .map_err(LaunchError::system(format!("end {}", seat.child.name)));
+                first_failure = first_failure.and(end.map(drop));
             }
         }
-        Ok(())
+        first_failure
     }
 }
 

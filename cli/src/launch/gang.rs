@@ -39,6 +39,8 @@ pub struct Gang {
     failures: Vec<Failure>,
     restarts_left: u32,
     restart: u32,
+    /// When all must have stopped for the restart that is under way.
+    stopped_by: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,7 @@ impl Gang {
             failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
+            stopped_by: None,
         }
     }
 
@@ -93,6 +96,7 @@ impl Gang {
             failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
+            stopped_by: None,
         }
     }
 
@@ -116,6 +120,10 @@ impl Gang {
 
     /// When [`Gang::decide`] has something to say even if nobody else ends until then.
     pub fn decides_at(&self) -> Option<Instant> {
+        self.failed_at().or(self.stopped_by)
+    }
+
+    fn failed_at(&self) -> Option<Instant> {
         let times = self.failures.iter().map(|failure| failure.decide_at);
         times.min()
     }
@@ -123,7 +131,10 @@ impl Gang {
     /// What follows from the ends so far. Who misses another often ends before that other one, so
     /// a failure waits for what may be its cause.
     pub fn decide(&mut self, now: Instant) -> Decision {
-        let Some(decides_at) = self.decides_at() else {
+        if self.stopped_by.is_some_and(|time| now >= time) {
+            return Decision::Fail(self.not_stopped());
+        }
+        let Some(decides_at) = self.failed_at() else {
             let mut awaited = self.ranks.iter().filter(|rank| rank.is_awaited);
             return match awaited.all(|rank| rank.has_ended) {
                 true => Decision::Finish,
@@ -135,7 +146,7 @@ impl Gang {
         }
         // Of several of a kind, the first.
         match self.failures.drain(..).min_by_key(|failure| failure.kind) {
-            Some(cause) => self.failed(cause.reason),
+            Some(cause) => self.failed(cause.reason, now),
             None => Decision::Continue,
         }
     }
@@ -149,7 +160,25 @@ impl Gang {
         if restart != self.restart || std::mem::replace(&mut stopping.is_stopped, true) {
             return false;
         }
-        self.ranks.iter().all(|rank| rank.is_stopped)
+        let are_all = self.ranks.iter().all(|rank| rank.is_stopped);
+        if are_all {
+            self.all_stopped();
+        }
+        are_all
+    }
+
+    /// The processes of all ranks are stopped for the restart that is under way.
+    pub fn all_stopped(&mut self) {
+        self.stopped_by = None;
+    }
+
+    fn not_stopped(&self) -> String {
+        let names = self.ranks.iter().filter(|rank| !rank.is_stopped);
+        let names: Vec<&str> = names.map(|rank| rank.name.as_str()).collect();
+        format!(
+            "{} did not stop for a restart within {STOP_TIMEOUT:?}; look at the launcher there",
+            names.join(", ")
+        )
     }
 
     /// The launcher of `rank` is gone.
@@ -161,12 +190,13 @@ impl Gang {
         Decision::Fail(format!("{name} is lost: its launcher hung up"))
     }
 
-    fn failed(&mut self, reason: String) -> Decision {
+    fn failed(&mut self, reason: String, now: Instant) -> Decision {
         if self.restarts_left == 0 {
             return Decision::Fail(reason);
         }
         self.restarts_left -= 1;
         self.restart += 1;
+        self.stopped_by = Some(now + STOP_TIMEOUT);
         for rank in &mut self.ranks {
             rank.has_ended = false;
             rank.is_stopped = false;
@@ -218,6 +248,8 @@ fn describe(name: &str, end: &End) -> String {
     text
 }
 
+/// Far longer than a launcher takes to end a process, or to see that it does not end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(30);
 /// `EX_UNAVAILABLE` of `sysexits.h`.
 const EXIT_UNAVAILABLE: i32 = 69;
 
@@ -318,6 +350,31 @@ mod tests {
             assert!(gang.stopped(1, restart));
             assert!(!gang.stopped(1, restart));
         }
+    }
+
+    #[test]
+    fn who_does_not_stop_for_a_restart_is_named_in_time() {
+        let now = Instant::now();
+        let mut gang = Gang::new(Roles::new(3, 1, false).unwrap(), 2);
+        for restart in 1..=2 {
+            gang.ended(1, restart - 1, &end(EndKind::Killed), now);
+            assert!(matches!(gang.decide(now), Decision::Restart(..)));
+            assert_eq!(gang.decides_at(), Some(now + STOP_TIMEOUT));
+            gang.stopped(0, restart);
+            gang.stopped(1, restart);
+            assert_eq!(gang.decide(now + STOP_TIMEOUT / 2), Decision::Continue);
+            if restart == 1 {
+                assert!(gang.stopped(2, restart));
+                assert_eq!(gang.decides_at(), None);
+            }
+        }
+        let Decision::Fail(reason) = gang.decide(now + STOP_TIMEOUT) else {
+            panic!("the others wait for it");
+        };
+        assert!(
+            reason.starts_with("rank 2 (worker:1) did not stop"),
+            "{reason}"
+        );
     }
 
     #[test]

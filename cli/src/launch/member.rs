@@ -50,7 +50,7 @@ impl Member {
                     let address = rendezvous.address.clone();
                     return Err(LaunchError::Refused { address, reason });
                 }
-                Answer::Rank0(Welcome::Heard) | Answer::Lost => {
+                Answer::Rank0(Welcome::Heard | Welcome::Known(_)) | Answer::Lost => {
                     let address = rendezvous.address.clone();
                     return Err(LaunchError::Lost { address });
                 }

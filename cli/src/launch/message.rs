@@ -25,12 +25,22 @@ pub(super) struct Hello {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Welcome {
-    /// This rank is known; the answer comes when all ranks are here.
+    /// What a rank 0 says that compares no versions, in place of `Known`.
     Heard,
+    /// This rank is known to a rank 0 of this [`VERSION`]; the answer comes when all ranks are
+    /// here.
+    Known(u32),
     /// All ranks are here, and this is where they are.
     Ranks(Vec<Address>),
     /// This rank is wrong here, or another did not come.
     Refused(String),
+}
+
+/// Why a rank and rank 0 cannot understand each other.
+pub(super) fn versions_differ(rank: u32, version: u32, version_of_rank_0: u32) -> String {
+    format!(
+        "rank {rank} speaks version {version} of the rendezvous and rank 0 version {version_of_rank_0}; run the same grpcxx on all hosts"
+    )
 }
 
 /// What a rank says of its process.
@@ -91,7 +101,7 @@ pub(super) fn read_line(
 }
 
 /// Changes with what ranks and rank 0 say to each other.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Longest line of a rank.
 pub(super) const REPORT_BYTES_MAX: u64 = 64 << 10;
 /// Longest line of rank 0: the addresses of all ranks.

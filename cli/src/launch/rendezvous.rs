@@ -9,7 +9,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{self, Hello, Order, REPORT_BYTES_MAX, Report, VERSION, Welcome};
+use super::message::{
+    self, Hello, Order, REPORT_BYTES_MAX, Report, VERSION, Welcome, versions_differ,
+};
 use super::{Address, Decision, Gang, LaunchError};
 
 /// Where the ranks of a job meet.
@@ -235,10 +237,7 @@ fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, P
         rank, size, job, ..
     } = &peer.hello;
     let refusal = if peer.hello.version != VERSION {
-        Some(format!(
-            "rank {rank} speaks version {} of the rendezvous and rank 0 version {VERSION}; run the same grpcxx on all hosts",
-            peer.hello.version
-        ))
+        Some(versions_differ(*rank, peer.hello.version, VERSION))
     } else if *job != rendezvous.job {
         Some("this is the rendezvous of another job; give each job its own port".to_owned())
     } else if *size != rendezvous.size {
@@ -259,7 +258,7 @@ fn admit(peer: PendingPeer, rendezvous: &Rendezvous, peers: &mut BTreeMap<u32, P
             answer(&peer.stream, &Welcome::Refused(reason));
         }
         None => {
-            answer(&peer.stream, &Welcome::Heard);
+            answer(&peer.stream, &Welcome::Known(VERSION));
             peers.insert(*rank, peer);
         }
     }

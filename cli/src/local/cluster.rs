@@ -231,16 +231,16 @@ impl LocalCluster {
             let Some(mut process) = task.process.take() else {
                 continue;
             };
-            let status = process
-                .wait_or_kill(deadline)
-                .map_err(system(format!("stop task {}:{}", task.job, task.index)))?;
-            if !status.success() && first_failure.is_ok() {
-                first_failure = Err(LocalError::Ended {
+            let end = match process.wait_or_kill(deadline) {
+                Ok(status) if status.success() => Ok(()),
+                Ok(status) => Err(LocalError::Ended {
                     task: task.name(),
                     last_words: process.last_error(),
                     status,
-                });
-            }
+                }),
+                Err(error) => Err(system(format!("stop task {}", task.name()))(error)),
+            };
+            first_failure = first_failure.and(end);
         }
         first_failure
     }

@@ -41,6 +41,8 @@ pub(crate) struct Process {
     state: State,
     /// Whether the group was asked to stop, which it is once: a second request often means at once.
     is_asked: bool,
+    /// Whether it has outlived SIGKILL, so that nobody waits for it any more.
+    is_stuck: bool,
     ready: Receiver<()>,
     last_errors: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
@@ -120,6 +122,7 @@ impl Process {
             group: Group::of(&child),
             state: State::Runs,
             is_asked: false,
+            is_stuck: false,
             child,
             ready,
             last_errors,
@@ -208,17 +211,29 @@ impl Process {
 
     /// Waits until `deadline` for the end of the process and of those it has started, then ends
     /// them.
+    ///
+    /// # Errors
+    /// `TimedOut` if the process does not end even so, as in the middle of a call of the system for
+    /// a disk that does not answer, or as another user. It is not waited for again.
     pub(crate) fn wait_or_kill(&mut self, deadline: Instant) -> io::Result<ExitStatus> {
-        // Who is in the middle of a call of the system may not end soon.
         let last = deadline + KILL_TIMEOUT;
         loop {
             let ended = self.try_end()?;
             let is_gone = self.is_gone(deadline);
+            let is_late = self.is_stuck || Instant::now() >= last;
             match ended {
-                Some(status) if is_gone || Instant::now() >= last => return Ok(status),
+                Some(status) if is_gone || is_late => return Ok(status),
+                None if is_late => return Err(self.stuck()),
                 Some(_) | None => thread::sleep(POLL_INTERVAL),
             }
         }
+    }
+
+    fn stuck(&mut self) -> io::Error {
+        self.is_stuck = true;
+        let (process, waited) = (self.id(), KILL_TIMEOUT);
+        let text = format!("process {process} has not ended {waited:?} after SIGKILL");
+        io::Error::new(io::ErrorKind::TimedOut, text)
     }
 
     fn join_readers(&mut self) {
@@ -291,12 +306,35 @@ const READERS_TIMEOUT: Duration = Duration::from_millis(500);
 /// How the ready notice of `grpcxx-server` begins.
 const READY_PREFIX: &str = "grpcxx-server ready";
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// How long what a process has started may take to end after SIGKILL.
+/// How long a process, and what it has started, may take to end after SIGKILL.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_outlives_its_end_is_named_and_not_waited_for() {
+        // It leads no group, so that signals do not reach it.
+        let child = Command::new("sleep").arg("300").spawn().unwrap();
+        let mut process = Process {
+            group: Group::of(&child),
+            state: State::Runs,
+            is_asked: false,
+            is_stuck: false,
+            child,
+            ready: channel().1,
+            last_errors: Arc::default(),
+            readers: Vec::new(),
+        };
+        let error = process.kill().unwrap_err();
+        let name = format!("process {} has not ended", process.id());
+        assert!(error.to_string().contains(&name), "{error}");
+        let again = Instant::now();
+        process.kill().unwrap_err();
+        assert!(again.elapsed() < KILL_TIMEOUT);
+        process.child.kill().unwrap();
+    }
 
     fn lines_of(source: &[u8]) -> Vec<String> {
         let mut lines = Vec::new();

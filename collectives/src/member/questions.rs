@@ -78,7 +78,7 @@ impl CompletionHandler for Question {
             Ok(ranks) => state.words.hear(rank, Word::WaitsFor(ranks)),
             Err(status) if has_not_come(&status) => state.words.asked_in_vain(rank),
             // It may not be asked, or this end could not ask.
-            Err(_) => state.words.hear(rank, Word::Nothing),
+            Err(_) => state.words.hear(rank, Word::Silent),
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) enum Word {
     /// It waits for these ranks.
     WaitsFor(Vec<u32>),
     /// It does not say.
-    Nothing,
+    Silent,
 }
 
 /// What comes of a look for ranks that do not answer.
@@ -128,8 +128,8 @@ impl Words {
         if nobody_is_guilty && !is_hopeless {
             return None;
         }
-        let says_nothing = |rank: &u32| self.0[rank].said == Some(Word::Nothing);
-        let is_sure = !nobody_is_guilty && !guilty.iter().any(says_nothing);
+        let is_silent = |rank: &u32| self.0[rank].said == Some(Word::Silent);
+        let is_sure = !nobody_is_guilty && !guilty.iter().any(is_silent);
         Some(Silence {
             ranks: if nobody_is_guilty {
                 stall.ranks.clone()
@@ -148,7 +148,7 @@ impl Words {
             return false;
         };
         match &asked.said {
-            None | Some(Word::Nothing) => true,
+            None | Some(Word::Silent) => true,
             Some(Word::WaitsFor(ranks)) => ranks.iter().all(|&other| other == own),
         }
     }
@@ -204,8 +204,8 @@ mod tests {
         let unsure = "[1, 2], or whoever keeps it waiting, did not sing within 60s";
         assert_eq!(judged(around(), 120).as_deref(), Some(unsure));
         let unsure = "[2], or whoever keeps it waiting, did not sing within 60s";
-        let says_nothing = [Some(Word::WaitsFor(vec![2])), Some(Word::Nothing)];
-        assert_eq!(judged(says_nothing, 60).as_deref(), Some(unsure));
+        let words = [Some(Word::WaitsFor(vec![2])), Some(Word::Silent)];
+        assert_eq!(judged(words, 60).as_deref(), Some(unsure));
     }
 
     #[test]

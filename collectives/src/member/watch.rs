@@ -45,7 +45,7 @@ impl Member {
                 self.watch(shard);
             }
             Look::Ends(silence) => {
-                // They hear nothing of it, whatever the reason.
+                // Nobody asks them for a farewell.
                 self.state().gone.extend(&silence.ranks);
                 for &rank in &silence.ranks {
                     if let Some(peer) = &self.peers[rank as usize] {

@@ -6,6 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use grpcxx_collectives::{Group, JoiningGroup};
+use grpcxx_rpc::{Code, GraphCall, Shape, Tensor};
 use grpcxx_runtime::Engine;
 
 use super::ports::held_address;
@@ -87,6 +88,33 @@ fn a_stranger_that_says_nothing_costs_no_more_than_the_time_to_meet() {
         text.contains(&place) && text.contains("within 3s"),
         "{text}"
     );
+}
+
+#[test]
+fn a_rank_of_another_version_is_told() {
+    let engines = [engine(0, "127.0.0.1:0"), engine(1, "127.0.0.1:0")];
+    let place = engines[0].local_addr().unwrap().to_string();
+    let builder = Group::builder(0, 2, place.clone()).name("versions");
+    let _joining = builder.begin(&engines[0]).unwrap();
+    let text = |text: &str| Tensor::from_strings(Shape::vector(1), [text.as_bytes()]).unwrap();
+    // As ranks said it that did not tell their version.
+    let mut greeting = GraphCall::new("grpcxx.group.join/versions")
+        .with_feed("rank", Tensor::scalar(1_u32))
+        .with_feed("size", Tensor::scalar(2_u32))
+        .with_feed("generation", Tensor::scalar(0_u64))
+        .with_feed("incarnation", Tensor::scalar(engines[1].incarnation()))
+        .with_feed("address", text("127.0.0.1:1"))
+        .with_feed("device", text(&engines[1].device_attributes().name))
+        .with_feed("board", text(""));
+    for name in ["step", "addresses", "devices", "incarnations", "boards"] {
+        greeting = greeting.with_fetch(name);
+    }
+    let remote = engines[1].connect(&place).unwrap();
+    let remote = remote.with_timeout(Duration::from_secs(20));
+    let refused = remote.run(greeting).wait().unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition, "{refused}");
+    let words = "rank 1 speaks version 0 of groups and rank 0 version 1";
+    assert!(refused.message.contains(words), "{refused}");
 }
 
 #[test]

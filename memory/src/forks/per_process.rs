@@ -22,7 +22,7 @@ pub struct PerProcess<T> {
     /// That of the first process which made one, and its generation.
     first: OnceLock<(u32, T)>,
     /// That of a child of it. The parent's stays as it is, since it may be in use.
-    childs: OnceLock<Box<Self>>,
+    child: OnceLock<Box<Self>>,
 }
 
 impl<T> PerProcess<T> {
@@ -30,7 +30,7 @@ impl<T> PerProcess<T> {
     pub const fn new() -> Self {
         Self {
             first: OnceLock::new(),
-            childs: OnceLock::new(),
+            child: OnceLock::new(),
         }
     }
 
@@ -39,7 +39,7 @@ impl<T> PerProcess<T> {
         let (of, value) = self.first.get()?;
         match *of == generation() {
             true => Some(value),
-            false => self.childs.get()?.get(),
+            false => self.child.get()?.get(),
         }
     }
 
@@ -64,8 +64,8 @@ impl<T> PerProcess<T> {
         match *of == generation() {
             true => value,
             false => {
-                let childs = self.childs.get_or_init(Box::default);
-                childs.get_or_make_below(Some(value), make)
+                let child = self.child.get_or_init(Box::default);
+                child.get_or_make_below(Some(value), make)
             }
         }
     }

@@ -11,6 +11,8 @@ use grpcxx_rpc::Account;
 pub(super) struct Lines<J> {
     state: Mutex<State<J>>,
     changed: Condvar,
+    /// There is more that is over, or the lines are closed.
+    more_over: Condvar,
     is_over: fn(&J) -> bool,
 }
 
@@ -19,6 +21,8 @@ struct State<J> {
     by_peer: HashMap<Account, Line<J>, RandomState>,
     /// Each peer with a line, once.
     turns: VecDeque<Account>,
+    /// What is over and has left its line.
+    over: VecDeque<J>,
     /// Threads that wait for a job.
     idle_threads: usize,
     is_closed: bool,
@@ -32,35 +36,40 @@ struct Line<J> {
 
 impl<J> Lines<J> {
     /// `is_over` tells which jobs need not be done any more. A line has no more of them than
-    /// others, or some few.
+    /// others, or some few, unless [`OVER_MAX`] of them wait for `take_over`.
     pub(super) fn new(is_over: fn(&J) -> bool) -> Self {
         Self {
             is_over,
             state: Mutex::new(State {
                 by_peer: HashMap::default(),
                 turns: VecDeque::new(),
+                over: VecDeque::new(),
                 idle_threads: 0,
                 is_closed: false,
             }),
             changed: Condvar::new(),
+            more_over: Condvar::new(),
         }
     }
 
-    /// Puts a job at the end of the line of a peer. Returns jobs that are over.
-    #[must_use]
-    pub(super) fn push(&self, peer: Account, job: J) -> Vec<J> {
+    /// Puts a job at the end of the line of a peer.
+    pub(super) fn push(&self, peer: Account, job: J) {
         let mut state = self.lock();
-        let over = state.push(peer, job, self.is_over);
+        let was_over = state.over.len();
+        state.push(peer, job, self.is_over);
         let is_awaited = state.idle_threads > 0;
+        let has_more_over = state.over.len() > was_over;
         drop(state);
         // Costs a system call even if nobody waits.
         if is_awaited {
             self.changed.notify_one();
         }
-        over
+        if has_more_over {
+            self.more_over.notify_one();
+        }
     }
 
-    /// The next job, once there is one. `None` once the lines are closed and empty.
+    /// The next job, once there is one. It may be over. `None` once the lines are closed and empty.
     pub(super) fn take(&self) -> Option<J> {
         let mut state = self.lock();
         loop {
@@ -76,10 +85,20 @@ impl<J> Lines<J> {
         }
     }
 
+    /// The next job that was over when its line was looked through, once there is one. `None` once
+    /// the lines are closed and there is no such job.
+    pub(super) fn take_over(&self) -> Option<J> {
+        let has_none = |state: &mut State<J>| state.over.is_empty() && !state.is_closed;
+        let mut state = (self.more_over.wait_while(self.lock(), has_none))
+            .unwrap_or_else(PoisonError::into_inner);
+        state.over.pop_front()
+    }
+
     /// Lets threads end that find no job.
     pub(super) fn close(&self) {
         self.lock().is_closed = true;
         self.changed.notify_all();
+        self.more_over.notify_all();
     }
 
     fn lock(&self) -> MutexGuard<'_, State<J>> {
@@ -88,17 +107,15 @@ impl<J> Lines<J> {
 }
 
 impl<J> State<J> {
-    /// Returns jobs of the line that are over.
-    fn push(&mut self, peer: Account, job: J, is_over: fn(&J) -> bool) -> Vec<J> {
+    fn push(&mut self, peer: Account, job: J, is_over: fn(&J) -> bool) {
         match self.by_peer.entry(peer) {
-            Entry::Occupied(mut line) => line.get_mut().push(job, is_over),
+            Entry::Occupied(mut line) => line.get_mut().push(job, is_over, &mut self.over),
             Entry::Vacant(line) => {
                 line.insert(Line {
                     jobs: VecDeque::from([job]),
                     looked_at: LOOKED_AT_MIN,
                 });
                 self.turns.push_back(peer);
-                Vec::new()
             }
         }
     }
@@ -119,24 +136,26 @@ impl<J> State<J> {
 }
 
 impl<J> Line<J> {
-    fn push(&mut self, job: J, is_over: fn(&J) -> bool) -> Vec<J> {
-        let mut over = Vec::new();
+    /// Moves jobs that are over to `over`, once the line has become long. Those that find no place
+    /// there keep theirs.
+    fn push(&mut self, job: J, is_over: fn(&J) -> bool, over: &mut VecDeque<J>) {
         if self.jobs.len() >= self.looked_at {
             for job in std::mem::take(&mut self.jobs) {
-                match is_over(&job) {
-                    true => over.push(job),
+                match over.len() < OVER_MAX && is_over(&job) {
+                    true => over.push_back(job),
                     false => self.jobs.push_back(job),
                 }
             }
             self.looked_at = LOOKED_AT_MIN.max(2 * self.jobs.len());
         }
         self.jobs.push_back(job);
-        over
     }
 }
 
 /// A line with fewer jobs is not looked through.
 const LOOKED_AT_MIN: usize = 16;
+/// No more jobs leave their lines before somebody has taken some.
+const OVER_MAX: usize = 1024;
 
 #[cfg(test)]
 mod tests {
@@ -146,7 +165,8 @@ mod tests {
     fn jobs_that_are_over_leave_a_line_that_grows() {
         let lines = Lines::<u32>::new(|job| job % 10 != 0);
         let most = (0..10_000_u32).map(|job| {
-            let _over = lines.push(peer(1), job);
+            lines.push(peer(1), job);
+            lines.lock().over.clear();
             let state = lines.lock();
             let jobs = &state.by_peer[&peer(1)].jobs;
             jobs.len()
@@ -161,6 +181,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn jobs_that_are_over_stay_in_line_while_too_many_have_left_it() {
+        let lines = Lines::<usize>::new(|_| true);
+        let jobs = 4 * OVER_MAX;
+        (0..jobs).for_each(|job| lines.push(peer(1), job));
+        assert_eq!(lines.lock().over.len(), OVER_MAX);
+        lines.close();
+        let over = std::iter::from_fn(|| lines.take_over());
+        assert!(over.eq(0..OVER_MAX));
+        let stayed = std::iter::from_fn(|| lines.take());
+        assert!(stayed.eq(OVER_MAX..jobs));
+    }
+
     fn peer(last: u8) -> Account {
         Account::of([10, 0, 0, last].into())
     }
@@ -169,11 +202,11 @@ mod tests {
     fn peers_take_turns_and_each_line_keeps_its_order() {
         let lines = Lines::new(|_| false);
         for number in 0..1000 {
-            let _none = lines.push(peer(1), (1, number));
+            lines.push(peer(1), (1, number));
         }
         for number in 0..2 {
-            let _none = lines.push(peer(2), (2, number));
-            let _none = lines.push(peer(3), (3, number));
+            lines.push(peer(2), (2, number));
+            lines.push(peer(3), (3, number));
         }
         let first: Vec<_> = std::iter::from_fn(|| lines.take()).take(7).collect();
         let expected = [(1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (3, 1), (1, 2)];
@@ -192,7 +225,7 @@ mod tests {
                 .map(|_| scope.spawn(|| std::iter::from_fn(|| lines.take()).collect::<Vec<_>>()))
                 .collect();
             for job in 0..JOBS {
-                let _none = lines.push(peer(job as u8 % 5), job);
+                lines.push(peer(job as u8 % 5), job);
             }
             lines.close();
             let taken = threads

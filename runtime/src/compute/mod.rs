@@ -105,20 +105,31 @@ pub(crate) fn spawn_future(
 pub(crate) struct ComputePool(Arc<Lines<Job>>);
 
 impl ComputePool {
-    /// Starts `threads` threads, or one for each CPU, whose names begin with `name`. They end with
-    /// the pool, once all jobs are done.
+    /// Starts `threads` threads, or one for each CPU, and one that lets jobs drop what they hold if
+    /// they are over. Their names begin with `name`. They end with the pool, once all jobs are
+    /// done.
     pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, String> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let pool = Self(Arc::new(Lines::new(Job::is_over)));
         for index in 0..threads {
-            let lines = Arc::clone(&pool.0);
-            thread::Builder::new()
-                .name(format!("{name}-{index}"))
-                .spawn(move || std::iter::from_fn(|| lines.take()).for_each(run))
-                .map_err(|error| format!("cannot start a {name} thread: {error}"))?;
+            pool.start_thread(format!("{name}-{index}"), Lines::take)?;
         }
+        pool.start_thread(format!("{name}-over"), Lines::take_over)?;
         Ok(pool)
+    }
+
+    fn start_thread(
+        &self,
+        name: String,
+        take: fn(&Lines<Job>) -> Option<Job>,
+    ) -> Result<(), String> {
+        let lines = Arc::clone(&self.0);
+        thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || std::iter::from_fn(|| take(&lines)).for_each(run))
+            .map(drop)
+            .map_err(|error| format!("cannot start the thread {name}: {error}"))
     }
 }
 
@@ -129,22 +140,10 @@ impl Drop for ComputePool {
 }
 
 impl Compute for ComputePool {
+    /// Runs no code of a program, for it may wait for what the caller holds: a shard, or a lock
+    /// within which it has woken a future.
     fn spawn(&self, peer: Account, job: Job) {
-        let over = self.0.push(peer, job);
-        if !over.is_empty() {
-            let_go(over);
-        }
-    }
-}
-
-/// Lets jobs that are over drop what they hold. That is code of a program, which may wait for what
-/// the caller holds: a shard, or a lock within which it has woken a future.
-fn let_go(over: Vec<Job>) {
-    let started = thread::Builder::new()
-        .name("compute-over".to_owned())
-        .spawn(|| over.into_iter().for_each(run));
-    if let Err(error) = started {
-        tracing::warn!(%error, "no thread to drop calls that were given up; they were dropped at once");
+        self.0.push(peer, job);
     }
 }
 
@@ -163,48 +162,53 @@ pub(crate) fn run(job: Job) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::sync::Mutex;
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::ThreadId;
     use std::time::Duration;
 
     use super::*;
 
-    /// Locks a mutex when it is dropped, as a destructor of a program may.
-    struct Locks(Arc<Mutex<u32>>);
+    /// Locks a mutex when it is dropped, as a destructor of a program may, and tells its thread.
+    struct Locks(Arc<Mutex<()>>, Sender<ThreadId>);
 
     impl Drop for Locks {
         fn drop(&mut self) {
-            *self.0.lock().unwrap() += 1;
+            let _locked = self.0.lock().unwrap();
+            self.1.send(thread::current().id()).unwrap();
         }
     }
 
     #[test]
-    fn who_wakes_a_future_runs_no_code_of_others() {
+    fn who_wakes_a_future_runs_no_code_of_others_and_starts_no_thread_for_it() {
         let pool = Arc::new(ComputePool::start("compute", Some(1)).unwrap());
         let peer = Account::of([10, 0, 0, 1].into());
         let (held, holds) = channel::<()>();
         pool.spawn(peer, Job::new(move || assert!(holds.recv().is_err())));
-        let dropped = Arc::new(Mutex::new(0));
-        for _ in 0..40 {
-            let value = Locks(Arc::clone(&dropped));
-            pool.spawn(peer, Job::new(move || drop(value)).until(|| true));
-        }
+        let lock = Arc::new(Mutex::new(()));
+        let (dropped, drops) = channel();
         let (done, ends) = channel();
-        let (lock, also) = (Arc::clone(&dropped), Arc::clone(&pool));
+        let also = Arc::clone(&pool);
         thread::spawn(move || {
             let _locked = lock.lock().unwrap();
+            for _ in 0..40 {
+                let value = Locks(Arc::clone(&lock), dropped.clone());
+                also.spawn(peer, Job::new(move || drop(value)).until(|| true));
+            }
             for _ in 0..40 {
                 also.spawn(peer, Job::new(|| ()).until(|| true));
             }
             done.send(()).unwrap();
         });
-        ends.recv_timeout(Duration::from_secs(20))
+        ends.recv_timeout(PATIENCE)
             .expect("a wake-up waits for a destructor");
+        let threads: HashSet<_> = (0..40)
+            .map(|_| drops.recv_timeout(PATIENCE).expect("all are dropped"))
+            .collect();
+        assert_eq!(threads.len(), 1);
         drop(held);
-        let end = Instant::now() + Duration::from_secs(20);
-        while *dropped.lock().unwrap() < 40 {
-            assert!(Instant::now() < end, "all are dropped");
-            thread::yield_now();
-        }
     }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
 }

@@ -161,7 +161,8 @@ config! {
     shm_lent_bytes: u64 = parse::shm_lent_bytes,
         "GRPCXX_SHM_LENT_BYTES_MAX", "1GiB", "bytes", "engine",
         "most bytes of tensors that one such connection lends at a time, up to 16TiB; what is \
-         beyond is copied";
+         beyond is copied. Where peers keep more than that of connections that ended, others stay \
+         on TCP";
     shm_mapped_bytes: u64 = parse::shm_mapped_bytes,
         "GRPCXX_SHM_MAPPED_BYTES_MAX", "8TiB", "bytes", "engine",
         "most address space that memory of such processes takes in this one, up to 64TiB, over all \

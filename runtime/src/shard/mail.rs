@@ -18,6 +18,10 @@ pub(super) struct Mail<A> {
     /// its answer on the other.
     unsent: Vec<VecDeque<MeshMessage<A>>>,
     mailbox: Mailbox,
+    /// What found the inbox full, while some of what was in it then is still there.
+    late: VecDeque<Command>,
+    /// At most so many commands of the inbox come before those.
+    before_late: usize,
     /// Commands to be carried out in this turn or the next.
     deferred: VecDeque<Command>,
     /// Commands to be carried out in the next turn.
@@ -40,6 +44,8 @@ impl<A> Mail<A> {
             mesh,
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
             mailbox,
+            late: VecDeque::new(),
+            before_late: 0,
             deferred: VecDeque::new(),
             for_next_turn: VecDeque::new(),
             for_owner: VecDeque::new(),
@@ -50,6 +56,7 @@ impl<A> Mail<A> {
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty()
+            || !self.late.is_empty()
             || !self.for_next_turn.is_empty()
             || !self.for_owner.is_empty()
             || !self.accepted.is_empty()
@@ -130,12 +137,7 @@ impl<A> Mail<A> {
         let mut events = self.for_next_turn.len();
         self.deferred.append(&mut self.for_next_turn);
         let limit = self.commands_max();
-        while events < limit
-            && let Some(command) = self.mailbox.overflow()
-        {
-            self.deferred.push_back(command);
-            events += 1;
-        }
+        events += self.take_late(limit.saturating_sub(events));
         let (deferred, accepted) = (&mut self.deferred, &mut self.accepted);
         events
             + self.mesh.drain(limit, |_, message| match message {
@@ -144,10 +146,31 @@ impl<A> Mail<A> {
             })
     }
 
+    /// Takes what found the inbox full, once all that was in it then has been carried out.
+    fn take_late(&mut self, limit: usize) -> usize {
+        if self.late.is_empty() {
+            while let Some(command) = self.mailbox.overflow() {
+                self.late.push_back(command);
+                self.before_late = limits::INBOX_COMMANDS;
+            }
+        }
+        if self.before_late > 0 {
+            return 0;
+        }
+        let taken = self.late.len().min(limit);
+        self.deferred.extend(self.late.drain(..taken));
+        taken
+    }
+
     /// The next command of a thread outside, straight from the inbox.
     #[inline]
     pub(super) fn poll_inbox(&mut self) -> Option<Command> {
-        self.mailbox.pop()
+        let command = self.mailbox.pop();
+        self.before_late = match command {
+            Some(_) => self.before_late.saturating_sub(1),
+            None => 0,
+        };
+        command
     }
 
     /// The next command to carry out.
@@ -177,6 +200,7 @@ impl<A> Mail<A> {
             .for_each(keep);
         let queues = [
             &mut self.deferred,
+            &mut self.late,
             &mut self.for_next_turn,
             &mut self.for_owner,
         ];
@@ -194,5 +218,50 @@ impl<A> Mail<A> {
                 }
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::client::Mailboxes;
+    use crate::mesh::{doorbell, inbox, mesh};
+    use std::sync::Arc;
+
+    fn cleanup(step_id: i64) -> Command {
+        Command::Cleanup {
+            step_id,
+            origin: None,
+        }
+    }
+
+    fn step(command: Option<Command>) -> Option<i64> {
+        match command? {
+            Command::Cleanup { step_id, .. } => Some(step_id),
+            _ => panic!("nobody has sent another command"),
+        }
+    }
+
+    #[test]
+    fn what_finds_the_inbox_full_comes_behind_what_is_in_it() {
+        let (bell, _sleeper) = doorbell();
+        let (sender, inbox) = inbox(4, bell.clone());
+        let mailboxes = Arc::new(Mailboxes::new(vec![sender], vec![bell.clone()]));
+        let mesh = mesh(1, &[bell]).pop().unwrap();
+        let mailbox = Mailbox::new(0, inbox, Arc::clone(&mailboxes));
+        let mut mail = Mail::<()>::new(0, 1, mesh, mailbox);
+        (0..6).for_each(|step| mailboxes.deliver(0, cleanup(step)));
+        mail.take();
+        assert_eq!(step(mail.poll_deferred()), None);
+        for before in 0..4 {
+            assert_eq!(step(mail.poll_inbox()), Some(before));
+        }
+        assert_eq!(step(mail.poll_inbox()), None);
+        assert!(mail.has_work());
+        mail.take();
+        for late in 4..6 {
+            assert_eq!(step(mail.poll_deferred()), Some(late));
+        }
+        assert!(!mail.has_work());
     }
 }

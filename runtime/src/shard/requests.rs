@@ -12,7 +12,8 @@ use grpcxx_transport::Time;
 use crate::blame::{Blame, THE_SERVICE};
 use crate::caller::Caller;
 use crate::command::{Command, Keys, Origin, SlotId};
-use crate::function::{Later, Served};
+use crate::compute::Job;
+use crate::function::{Later, Responder, Served};
 use crate::latency::{CallKind, CallStart};
 use crate::limits;
 use crate::shard::core::Core;
@@ -328,8 +329,14 @@ impl<A> Core<A> {
                 Err(status) => self.answer(origin, Err(status), None),
             },
             Method::CleanupAll => {
-                let result = crate::registry::cleanup_all(&self.shared.store, body);
-                self.answer(origin, result, None);
+                let responder = Responder::new(Arc::clone(&self.shared.mailboxes), origin);
+                let (store, body) = (Arc::clone(&self.shared.store), body.clone());
+                // Away from the shard: it may be many tensors.
+                let empty = Job::new(move || {
+                    responder.answer(crate::registry::cleanup_all(&store, &body));
+                });
+                let account = self.account_of(origin);
+                self.shared.chores.spawn(account, empty);
             }
             _ => {
                 let result = self.shared.task.serve(method, body);

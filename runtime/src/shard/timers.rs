@@ -33,8 +33,8 @@ impl<S: Ord + Copy> Timers<S> {
         }
     }
 
-    /// Drops times that are not, or no more, those of their subjects, as soon as there may be more
-    /// of them than of others.
+    /// Drops times that their subjects have given up, as soon as there may be more of them than of
+    /// others.
     pub(crate) fn prune(&mut self, mut is_present: impl FnMut(S, Time) -> bool) {
         if self.heap.len() <= self.prune_above {
             return;

@@ -129,6 +129,13 @@ impl LinkDriver {
         self.is_other_readable || !self.readable.is_empty()
     }
 
+    /// The next of the `left` links whose sockets had something to say when this turn began. One
+    /// that has more than one look takes is put behind them, for the next turn.
+    pub(crate) fn take_readable(&mut self, left: &mut usize) -> Option<LinkId> {
+        *left = left.checked_sub(1)?;
+        self.readable.pop_front()
+    }
+
     /// How many links are gone whose peers still have memory of this process, and how many bytes.
     pub(crate) fn orphaned(&mut self) -> (usize, usize) {
         // Who gives something back tells nobody.

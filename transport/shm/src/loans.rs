@@ -221,7 +221,7 @@ impl Orphan {
             self.loans.release_shown();
         }
         // What comes is of no interest, but for the end.
-        self.has_unheard = (0..MESSAGES_MAX).all(|_| match socket::receive(&self.socket) {
+        self.has_unheard = (0..socket::MESSAGES_MAX).all(|_| match socket::receive(&self.socket) {
             Ok(Some(_)) => true,
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => false,
             Ok(None) | Err(_) => {
@@ -372,9 +372,6 @@ const COPIED_BYTES_MAX: usize = 256 << 20;
 
 /// Memory of a peer of which less than this part is borrowed is not kept behind the end of a link.
 const USED_SHARE_MIN: usize = 4;
-
-/// Messages that one look at an orphan takes.
-const MESSAGES_MAX: usize = 64;
 
 #[cfg(all(test, not(loom)))]
 mod tests {

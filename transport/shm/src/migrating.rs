@@ -199,11 +199,8 @@ impl Medium for ShmMedium {
 
     fn listen(&mut self, links: &mut LinkRegistry<Self>, now: Time) {
         self.driver.look_if_due(now);
-        // A link with more messages than one look takes is looked at again in the next turn.
-        for _ in 0..self.driver.readable.len() {
-            let Some(id) = self.driver.readable.pop_front() else {
-                break;
-            };
+        let mut left = self.driver.readable.len();
+        while let Some(id) = self.driver.take_readable(&mut left) {
             self.hear(links, id);
         }
         if self.driver.take_others() {

@@ -60,8 +60,8 @@ impl Segment {
     /// Announces that a side is about to sleep and what it wants to be woken for. It must look for
     /// that once more before it sleeps.
     pub(crate) fn fall_asleep(&self, side: usize, wants: u32) {
-        // A swap and no store, for that is how loom knows its order among the swaps of the peer. A
-        // sleep takes longer.
+        // A swap and no store: loom puts a swap into its order among the swaps of the peer, and a
+        // store not. A sleep takes longer.
         self.header().asleep[side].0.swap(wants, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }

@@ -15,6 +15,9 @@ use rustix::net::{
 use crate::message::MESSAGE_BYTES_MAX;
 use crate::sys::peer_of;
 
+/// Messages that one look at a socket takes, so that other links have their turn.
+pub(crate) const MESSAGES_MAX: usize = 64;
+
 /// A message as it came.
 #[derive(Debug)]
 pub(crate) struct Packet {

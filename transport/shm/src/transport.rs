@@ -110,11 +110,8 @@ impl ShmTransport {
     /// Looks at the sockets, if it is time.
     fn listen_around(&mut self, now: Time, handler: &mut dyn LinkHandler<Accepted>) -> usize {
         self.driver.look_if_due(now);
-        // A link with more messages than one look takes is looked at again in the next turn.
-        for _ in 0..self.driver.readable.len() {
-            let Some(id) = self.driver.readable.pop_front() else {
-                break;
-            };
+        let mut left = self.driver.readable.len();
+        while let Some(id) = self.driver.take_readable(&mut left) {
             if let Some(link) = self.links.find_mut(id)
                 && link.hear()
             {

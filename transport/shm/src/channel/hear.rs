@@ -24,7 +24,7 @@ impl Channel {
     /// Takes the messages of the peer, as many as one look may.
     pub(crate) fn hear(&mut self) -> Result<(), TransportError> {
         self.has_unheard = false;
-        for _ in 0..MESSAGES_MAX {
+        for _ in 0..socket::MESSAGES_MAX {
             let packet = match socket::receive(&*self.socket) {
                 Ok(Some(packet)) => packet,
                 Ok(None) | Err(Errno::CONNRESET | Errno::PIPE) => {
@@ -121,9 +121,6 @@ impl Channel {
         self.peer_arenas.iter().filter(is_unmapped).count()
     }
 }
-
-/// Messages that one look at a socket takes.
-const MESSAGES_MAX: usize = 64;
 
 /// Longest arena of a peer.
 const ARENA_BYTES_MAX: u64 = 1 << 40;

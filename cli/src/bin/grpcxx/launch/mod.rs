@@ -125,6 +125,7 @@ fn watch(
                 tracing::warn!(restart = number, "{reason}");
                 restart = number;
                 children.stop()?;
+                gang.all_stopped();
                 children.start_again()?;
             }
             Decision::Finish => return Ok(children.stop()?),
