@@ -259,7 +259,8 @@ impl EngineBuilder {
     /// [`Sharded::begin`](crate::Sharded::begin).
     ///
     /// ```
-    /// use grpcxx_runtime::{Engine, GraphCall, Tensor};
+    /// use grpcxx_rpc::{GraphCall, Tensor};
+    /// use grpcxx_runtime::Engine;
     ///
     /// let engine = Engine::builder().listen("127.0.0.1:0").start_with(|engine| {
     ///     engine.register_fn("one", |_: GraphCall| Ok([("y", Tensor::scalar(1.0_f32))]));
