@@ -205,6 +205,26 @@ fn a_function_may_wait_for_a_call_that_its_own_shard_carries() {
     }
 }
 
+/// Another engine lends its shard to the function, which so turns that one while it waits.
+#[test]
+fn a_function_may_wait_for_a_call_of_another_engine() {
+    let scene = Scene::start();
+    let address = scene.server.start_report().star_address.unwrap();
+    let other = Engine::builder().start().unwrap();
+    let remote = other.connect(address.to_string().as_str()).unwrap();
+    let remote = remote.with_timeout(PATIENCE);
+    for _ in 0..100 {
+        assert!(thread_of(&remote, "thread").is_ok());
+    }
+    let (told, hears) = channel();
+    let call = scene.run_on_shard(move || told.send(thread_of(&remote, "thread")).unwrap());
+    assert_eq!(call.join().unwrap().unwrap(), SHARD);
+    assert!(hears.recv().unwrap().is_ok());
+    for _ in 0..200 {
+        assert!(scene.thread().starts_with(POOL), "it has waited");
+    }
+}
+
 #[test]
 fn a_panic_of_a_short_function_ends_its_call_alone() {
     let scene = Scene::start();

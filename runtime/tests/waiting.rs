@@ -199,6 +199,34 @@ fn code_that_belongs_to_the_shards_thread_stays_there() {
     assert_ne!(shard_thread(), thread::current().id());
 }
 
+/// What is registered before the engine serves has bound shards that are lent only later.
+#[test]
+fn code_of_a_start_that_prepares_stays_on_the_shards_thread() {
+    let pair = Pair::start(1);
+    let options = Engine::builder().listen("127.0.0.1:0").shards(1);
+    let both = options.lends_shards(true).start_with(|engine| {
+        engine.register_short("thread", |_| {
+            let name = thread::current().name().unwrap_or_default().to_owned();
+            Ok([("name", Tensor::vector(name.into_bytes()))])
+        });
+    });
+    let both = both.unwrap();
+    let onward = both.connect(pair.remote.address()).unwrap();
+    assert_eq!(double(&onward, 1), 2);
+    // The thread finds the shard asleep.
+    thread::sleep(Duration::from_millis(20));
+    let waiting = thread::spawn(move || onward.run(gate()).wait().map(drop));
+    let address = both.local_addr().unwrap().to_string();
+    let remote = pair.caller.connect(&address).unwrap();
+    for _ in 0..300 {
+        let call = GraphCall::new("thread").with_fetch("name");
+        let results = remote.run(call).wait().unwrap();
+        assert_eq!(results.get("name").unwrap().data[..], b"grpcxx-0"[..]);
+    }
+    pair.gate.0.send(()).unwrap();
+    waiting.join().unwrap().unwrap();
+}
+
 /// The owner of the shard gets it back while another thread waits, and turns it from then on.
 #[test]
 fn futures_of_a_shard_do_not_wait_for_a_thread_that_waits() {

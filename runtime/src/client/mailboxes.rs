@@ -86,6 +86,11 @@ impl Mailboxes {
     /// Lets threads turn a shard while they wait.
     pub(crate) fn lend(&self, shard: usize, lender: Arc<dyn Lender>) {
         let _only_once = self.lenders[shard].set(lender);
+        // Whoever binds the shards finds this one, or has said so before.
+        fence(Ordering::SeqCst);
+        if self.are_bound() {
+            self.bind(shard);
+        }
     }
 
     /// The shard for a thread that waits for what it brings, if such a thread may turn it.
@@ -102,6 +107,8 @@ impl Mailboxes {
         if !self.are_bound() {
             self.are_bound.store(true, Ordering::Relaxed);
         }
+        // See `lend`.
+        fence(Ordering::SeqCst);
         if let Some(lender) = self.lender(shard) {
             lender.bind();
         }

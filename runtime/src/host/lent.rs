@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
-use self::dozing::Dozing;
+use self::dozing::{Dozing, VainWakes};
 use self::turning::{Turning, guard};
 use super::bed::{Bed, Woken};
 use super::native::Executor;
@@ -56,8 +56,9 @@ struct Seat<L> {
     hold: Hold,
     /// When the owner wakes by itself.
     wakes_at: Option<Time>,
-    /// How often the owner has woken up for a thread that wanted the shard then anyway.
-    vain_wakes: u32,
+    vain_wakes: VainWakes,
+    /// Events that the owner has had since it woke up.
+    events: usize,
     /// What a borrower's turn ended in.
     death: Option<Dead<()>>,
 }
@@ -161,7 +162,8 @@ impl<L: ShardLoop> Lent<L> {
                 idle,
                 hold: Hold::Turned,
                 wakes_at: None,
-                vain_wakes: 0,
+                vain_wakes: VainWakes::default(),
+                events: 0,
                 death: None,
             }),
         }
@@ -177,11 +179,12 @@ impl<L: ShardLoop> Lent<L> {
             // Who had it comes again soon, and may need this CPU for that.
             let spins = seat.hold != Hold::Dozing;
             if !spins {
-                seat.vain_wakes = seat.vain_wakes.saturating_sub(1);
+                seat.vain_wakes.forget_one();
             }
             self.wake(&mut seat);
             self.dozing.stop_alarm(&self.bed);
             beside.awake();
+            seat.events = 0;
             let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
                 self.turn_until_pause(&mut seat, beside, &mut time, spins)
@@ -195,9 +198,8 @@ impl<L: ShardLoop> Lent<L> {
                     time.forget();
                 }
                 (Ok(Pause::HandOver), None) => {
-                    if self.clock.now().since(woke_at) < VAIN_TIME {
-                        seat.vain_wakes = (seat.vain_wakes + 1).min(VAIN_WAKES_MAX);
-                    }
+                    let (stayed, events) = (self.clock.now().since(woke_at), seat.events);
+                    seat.vain_wakes.note(stayed, events);
                     seat.hold = Hold::Handed;
                     seat.wakes_at = None;
                     drop(seat);
@@ -223,11 +225,22 @@ impl<L: ShardLoop> Lent<L> {
             }
             // As long as threads come for the shard, one of them looks after it.
             let before = std::mem::replace(&mut borrows, self.dozing.borrows());
-            if borrows == before && !self.is_borrowed.load(Ordering::Relaxed) {
+            let has_come = borrows != before || self.is_borrowed.load(Ordering::Relaxed);
+            if !has_come || self.dozing.is_stirred() || self.has_left_work() {
                 return;
             }
             self.dozing.set_again(&self.bed);
         }
+    }
+
+    /// Whether a shard that dozes has something to do.
+    fn has_left_work(&self) -> bool {
+        let seat = self.try_lock().filter(|seat| seat.hold == Hold::Dozing);
+        seat.is_some_and(|mut seat| {
+            let is_quiet = seat.shard().park_fd_ahead().is_some();
+            seat.shard().unpark();
+            !is_quiet
+        })
     }
 
     fn turn_until_pause(
@@ -251,6 +264,7 @@ impl<L: ShardLoop> Lent<L> {
             }
             let now = time.next();
             let events = seat.shard().turn(now) + beside.turn(now);
+            seat.events = seat.events.saturating_add(events);
             if let Some(panic) = beside.take_panic() {
                 return Err(panic);
             }
@@ -433,7 +447,7 @@ impl<L: ShardLoop> Lent<L> {
 
     /// Leaves the shard to nobody, and its owner asleep. False if that one is needed.
     fn rest(&self, seat: &mut Seat<L>) -> bool {
-        if seat.vain_wakes < VAIN_WAKES_ALLOWED {
+        if !seat.vain_wakes.are_many() {
             return self.fall_asleep(seat)
                 && !is_before(next_look(seat.shard(), self.clock), seat.wakes_at);
         }
@@ -521,6 +535,8 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
 
     fn sleep_for(&self, waiter: &Waiter, limit: Option<Duration>) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
+        // Whoever had the shard may have left it dozing just now.
+        self.stir();
         waiter.sleep(limit);
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
@@ -575,15 +591,6 @@ fn is_before(first: Option<Time>, second: Option<Time>) -> bool {
 /// How long a thread that waits looks for an owner to give the shard up, before it sleeps. A model
 /// has no time.
 const WANT_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 20 });
-
-/// A thread that wants the shard so soon behind the owner's waking would have turned it anyway. A
-/// model has no time.
-const VAIN_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 200 });
-/// Vain wakes from which on the shard dozes. An alarm takes some microseconds where a virtual
-/// machine has to ask its host for it.
-const VAIN_WAKES_ALLOWED: u32 = 2;
-/// How many are remembered: as often the owner may look after a shard that dozes.
-const VAIN_WAKES_MAX: u32 = 8;
 
 #[cfg(all(test, loom))]
 mod model;

@@ -92,6 +92,10 @@ impl Waiter {
 
     /// Waits until it is woken. False if the time was over first.
     pub(super) fn wait(&self, shard: Option<&dyn Turnable>, until: Option<Instant>) -> bool {
+        if self.is_woken() {
+            return true;
+        }
+        note_wait();
         while !self.is_woken() {
             let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
             if limit.is_some_and(|limit| limit.is_zero()) {
@@ -113,7 +117,6 @@ impl Waiter {
         if self.is_woken() {
             return;
         }
-        note_wait();
         match limit {
             Some(limit) => park_timeout(limit),
             None => park(),

@@ -16,7 +16,6 @@ use super::exchange::{Request, Response};
 use super::interceptor::Interceptor;
 use super::stream::{ClientStreamCall, StreamCall, StreamStart};
 use crate::call::Call;
-use crate::host::wait;
 use crate::remote::Remote;
 use crate::trace;
 
@@ -143,7 +142,7 @@ impl<R: Message + Default> UnaryCall<R> {
     /// # Errors
     /// The status with which the call failed.
     pub fn wait(self) -> Result<Response<R>, Status> {
-        wait(self)
+        decoded(&self.call.wait()?)
     }
 }
 

@@ -14,6 +14,35 @@ pub(super) struct Dozing {
     has_alarm: AtomicBool,
     /// The shard dozes, so nothing else tells its owner what is handed over.
     is_on: AtomicBool,
+    /// Something was handed over since, and nobody has come.
+    is_stirred: AtomicBool,
+}
+
+/// How often the owner has woken up for a thread that wanted the shard then anyway.
+#[derive(Default)]
+pub(super) struct VainWakes {
+    pub(super) count: u32,
+}
+
+impl VainWakes {
+    /// The owner gives the shard to a thread, so long after it woke up, and with so many events.
+    pub(super) fn note(&mut self, stayed: Duration, events: usize) {
+        if events > VAIN_EVENTS_MAX {
+            self.count = 0;
+        } else if stayed < VAIN_TIME {
+            self.count = (self.count + 1).min(VAIN_WAKES_MAX);
+        }
+    }
+
+    /// The owner looks after a shard that dozes.
+    pub(super) fn forget_one(&mut self) {
+        self.count = self.count.saturating_sub(1);
+    }
+
+    /// Whether the shard dozes from now on when a thread gives it back.
+    pub(super) fn are_many(&self) -> bool {
+        self.count >= VAIN_WAKES_ALLOWED
+    }
 }
 
 impl Dozing {
@@ -22,6 +51,7 @@ impl Dozing {
             borrows: AtomicUsize::new(0),
             has_alarm: AtomicBool::new(false),
             is_on: AtomicBool::new(false),
+            is_stirred: AtomicBool::new(false),
         }
     }
 
@@ -41,7 +71,7 @@ impl Dozing {
         if has_work() {
             return false;
         }
-        if !self.has_alarm.swap(true, Ordering::AcqRel) {
+        if !self.has_alarm.swap(true, Ordering::AcqRel) && !self.is_stirred() {
             bed.set_alarm(LOOK_TIME);
         }
         true
@@ -50,6 +80,11 @@ impl Dozing {
     /// Somebody turns the shard from now on.
     pub(super) fn end(&self) {
         self.is_on.store(false, Ordering::Relaxed);
+        self.is_stirred.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_stirred(&self) -> bool {
+        self.is_stirred.load(Ordering::Acquire)
     }
 
     /// Something was handed over to the shard. Whoever did so is likely to wait soon; else its
@@ -57,6 +92,7 @@ impl Dozing {
     pub(super) fn stir(&self, bed: &Bed) {
         fence(Ordering::SeqCst);
         if self.is_on.load(Ordering::Relaxed) && self.is_on.swap(false, Ordering::AcqRel) {
+            self.is_stirred.store(true, Ordering::Release);
             bed.set_alarm(STIR_TIME);
         }
     }
@@ -74,6 +110,16 @@ impl Dozing {
         }
     }
 }
+
+/// A thread that wants the shard so soon behind the owner's waking would have turned it anyway,
+/// unless more has come than its calls bring. A model has no time.
+const VAIN_TIME: Duration = Duration::from_micros(if cfg!(loom) { 0 } else { 200 });
+const VAIN_EVENTS_MAX: usize = 16;
+/// Vain wakes from which on the shard dozes. An alarm takes some microseconds where a virtual
+/// machine has to ask its host for it.
+const VAIN_WAKES_ALLOWED: u32 = 2;
+/// How many are remembered: as often the owner may look after a shard that dozes.
+pub(super) const VAIN_WAKES_MAX: u32 = 8;
 
 /// How long what was handed over waits.
 const STIR_TIME: Duration = Duration::from_micros(50);

@@ -5,6 +5,7 @@ use loom::thread;
 
 use super::super::bed::Line;
 use super::super::model::{PREEMPTIONS_MAX, Toy};
+use super::dozing::VAIN_WAKES_MAX;
 use super::*;
 use crate::idle::IdlePolicy;
 
@@ -69,7 +70,7 @@ fn check(comes_from_job: bool, vain_wakes: u32, events: usize) {
         let both = Arc::new(Both(bed.waker(), toy.waker()));
         let idle = Idle::new(IdlePolicy::Park);
         let lent = Arc::new(Lent::new(toy, Clock::start(), idle, bed));
-        lent.lock().vain_wakes = vain_wakes;
+        lent.lock().vain_wakes.count = vain_wakes;
         let owner = {
             let lent = Arc::clone(&lent);
             let (waiting, line) = (Arc::clone(&jobs), Arc::clone(&line));

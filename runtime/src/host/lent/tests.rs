@@ -42,6 +42,20 @@ impl ShardLoop for Still {
 }
 
 #[test]
+fn the_owner_of_a_shard_that_dozes_hears_what_was_handed_over() {
+    let (bed, dozing) = (Bed::new().unwrap(), Dozing::new());
+    assert!(dozing.begin(&bed, || false));
+    dozing.note_borrow();
+    dozing.stir(&bed);
+    assert_eq!(bed.sleep(None), Woken::ByAlarm);
+    // Whoever borrows it takes that along.
+    assert!(dozing.is_stirred());
+    dozing.end();
+    assert!(!dozing.is_stirred());
+    assert!(!dozing.begin(&bed, || true), "it is there already");
+}
+
+#[test]
 fn a_thread_that_takes_the_shard_asks_for_it_no_more() {
     let idle = Idle::new(IdlePolicy::Park);
     let lent = Lent::new(Still, Clock::start(), idle, Bed::new().unwrap());
