@@ -51,6 +51,13 @@ impl Scene {
         });
     }
 
+    /// The way from an engine to the server.
+    fn remote_of(&self, engine: &Engine) -> Remote {
+        let address = self.server.start_report().star_address.unwrap();
+        let remote = engine.connect(address.to_string().as_str()).unwrap();
+        remote.with_timeout(PATIENCE)
+    }
+
     /// The thread that runs the next call.
     fn thread(&self) -> String {
         thread_of(&self.remote, "thread").unwrap()
@@ -193,29 +200,23 @@ fn a_function_may_want_a_lock_that_somebody_holds_who_waits_for_the_shard() {
 #[test]
 fn a_function_may_wait_for_a_call_that_its_own_shard_carries() {
     let scene = Scene::start();
-    let address = scene.server.start_report().star_address.unwrap();
-    let own = scene.server.connect(address.to_string().as_str()).unwrap();
-    let own = own.with_timeout(PATIENCE);
-    let (told, hears) = channel();
-    let call = scene.run_on_shard(move || told.send(thread_of(&own, "thread")).unwrap());
-    assert_eq!(call.join().unwrap().unwrap(), SHARD);
-    assert!(hears.recv().unwrap().is_ok());
-    for _ in 0..200 {
-        assert!(scene.thread().starts_with(POOL), "it has waited");
-    }
+    check_function_that_waits(&scene, scene.remote_of(&scene.server));
 }
 
 /// Another engine lends its shard to the function, which so turns that one while it waits.
 #[test]
 fn a_function_may_wait_for_a_call_of_another_engine() {
     let scene = Scene::start();
-    let address = scene.server.start_report().star_address.unwrap();
     let other = Engine::builder().start().unwrap();
-    let remote = other.connect(address.to_string().as_str()).unwrap();
-    let remote = remote.with_timeout(PATIENCE);
+    let remote = scene.remote_of(&other);
     for _ in 0..100 {
         assert!(thread_of(&remote, "thread").is_ok());
     }
+    check_function_that_waits(&scene, remote);
+}
+
+/// Lets a function on the shard wait for a call to its own server. From then on it has the pool.
+fn check_function_that_waits(scene: &Scene, remote: Remote) {
     let (told, hears) = channel();
     let call = scene.run_on_shard(move || told.send(thread_of(&remote, "thread")).unwrap());
     assert_eq!(call.join().unwrap().unwrap(), SHARD);
