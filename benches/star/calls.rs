@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -59,9 +59,11 @@ struct Storm {
     /// Latencies of the present window.
     latencies_ns: Vec<AtomicU64>,
     left_in_window: AtomicUsize,
-    /// The present window is not to be timed: in it the calls of a batch that go side by side
-    /// begin.
-    is_warm_up: AtomicBool,
+    /// Windows of the present batch that do not count: in them the calls that go side by side
+    /// begin, which come from another thread, in requests of their own.
+    warm_up_windows: AtomicUsize,
+    /// Allocations before the windows that count.
+    allocated_before: AtomicU64,
     /// Absent while nothing is measured.
     meter: Mutex<Option<Meter>>,
     batch_done: Sender<()>,
@@ -104,7 +106,7 @@ pub(crate) fn run(setting: Setting, load: Load) -> Outcome {
     let mut allocated = Vec::new();
     let mut next = warm_up;
     while next + per_batch <= end {
-        allocated.push(run.batch(next..next + per_batch) as f64 / per_batch as f64);
+        allocated.push(run.batch(next..next + per_batch));
         next += per_batch;
     }
     let meter = storm.meter().take().expect("it was just there");
@@ -155,7 +157,8 @@ impl Run {
             sent_ns: AtomicU64::new(0),
             latencies_ns: (0..load.per_window).map(|_| AtomicU64::new(0)).collect(),
             left_in_window: AtomicUsize::new(0),
-            is_warm_up: AtomicBool::new(false),
+            warm_up_windows: AtomicUsize::new(0),
+            allocated_before: AtomicU64::new(0),
             meter: Mutex::new(None),
             batch_done,
         });
@@ -168,31 +171,45 @@ impl Run {
         }
     }
 
-    /// Makes the calls of these steps, and says how often memory was allocated for them.
-    fn batch(&self, steps: Range<i64>) -> u64 {
+    /// Makes the calls of these steps. Returns how often memory was allocated for each of those
+    /// that count.
+    fn batch(&self, steps: Range<i64>) -> f64 {
         if self.load.way == Way::Pull {
             self.cluster.produce(steps.clone(), &self.tensor);
         }
-        let allocated = allocations();
-        let under_way = self.load.under_way();
-        (self.storm).begin(&self.cluster.worker.client(), under_way, steps);
-        let allocated = match self.storm.asking {
-            Asking::Pull { .. } => allocated,
-            // The first calls of a batch come from another thread, in requests of their own.
-            _ => allocations(),
-        };
+        let storm = &self.storm;
+        let warm_up_windows = self.load.warm_up_windows();
+        storm.warm_up_windows.store(warm_up_windows, Relaxed);
+        storm.allocated_before.store(allocations(), Relaxed);
+        let begun = steps.end - steps.start;
+        storm.begin(&self.cluster.worker.client(), self.load.under_way(), steps);
         self.done.recv().expect("the batch ends");
-        allocations() - allocated
+        let counted = begun - (warm_up_windows * self.load.per_window) as i64;
+        let allocated = allocations() - storm.allocated_before.load(Relaxed);
+        allocated as f64 / counted as f64
     }
 }
 
 impl Load {
-    fn under_way(&self) -> usize {
+    pub(crate) fn under_way(&self) -> usize {
         self.connections * self.depth
     }
 
     fn per_batch(&self) -> i64 {
-        self.ready.min(self.calls) as i64
+        match self.way {
+            Way::Pull => self.ready.min(self.calls) as i64,
+            // Nothing has to be there before.
+            Way::Push | Way::Function | Way::Method => self.calls as i64,
+        }
+    }
+
+    /// Windows of each batch that do not count.
+    fn warm_up_windows(&self) -> usize {
+        match (self.under_way(), self.way) {
+            (1, _) => 0,
+            (_, Way::Pull) => 1,
+            (_, Way::Push | Way::Function | Way::Method) => 8,
+        }
     }
 
     /// Tables, pools and queues grow to their working size first.
@@ -217,7 +234,6 @@ impl Storm {
         self.end_step.store(steps.end, Relaxed);
         self.under_way.store(count, Relaxed);
         (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
-        self.is_warm_up.store(under_way > 1, Relaxed);
         if let Some(meter) = &mut *self.meter() {
             meter.begin_window();
         }
@@ -253,10 +269,13 @@ impl Storm {
     #[inline(never)]
     fn end_window(&self) {
         (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
-        let is_warm_up = self.is_warm_up.load(Relaxed);
-        self.is_warm_up.store(false, Relaxed);
+        let warm_up_windows = self.warm_up_windows.load(Relaxed);
+        if warm_up_windows > 0 {
+            self.warm_up_windows.store(warm_up_windows - 1, Relaxed);
+            self.allocated_before.store(allocations(), Relaxed);
+        }
         if let Some(meter) = &mut *self.meter() {
-            if is_warm_up {
+            if warm_up_windows > 0 {
                 return meter.begin_window();
             }
             let latencies_ns = self.latencies_ns.iter().map(|ns| ns.load(Relaxed));

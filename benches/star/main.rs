@@ -112,8 +112,14 @@ impl Plan {
     }
 
     fn calls(&self, load: Load) -> Load {
+        // The ends may be as many calls apart as are under way when allocations begin to count:
+        // among so many calls that changes little.
+        let fewest = match load.under_way() {
+            1 => 2 * load.per_window,
+            under_way => 64 * under_way,
+        };
         Load {
-            calls: (load.calls / self.shortened).max(2 * load.per_window),
+            calls: (load.calls / self.shortened).max(fewest),
             ..load
         }
     }
