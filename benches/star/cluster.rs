@@ -2,11 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use grpcxx::{
     AtOnce, Code, DType, Engine, EngineOptions, GraphCall, Later, NamedTensors, Peer,
-    RendezvousKey, Request, Response, Served, Service, Shape, Status, Tensor, Text, service,
+    RendezvousKey, Request, Response, Served, Service, Shape, ShardContext, Status, Tensor, Text,
+    service,
 };
 use grpcxx_rpc::{Envelope, Metadata};
 use prost::Message;
@@ -137,20 +139,27 @@ impl Cluster {
         writer.finish()
     }
 
-    /// Puts a tensor into each of these steps.
+    /// Puts a tensor into each of these steps. The shard takes them from its inbox many at a time,
+    /// as often in each run.
     pub(crate) fn produce(&self, steps: std::ops::Range<i64>, tensor: &Tensor) {
         let key = self.key();
-        let wanted = self.server.counters().sends + (steps.end - steps.start) as u64;
-        for step_id in steps {
-            while (self.server)
-                .send(step_id, key.clone(), tensor.clone())
-                .is_err()
-            {
+        for begin in steps.clone().step_by(PRODUCED_AT_A_TIME) {
+            let some = begin..(begin + PRODUCED_AT_A_TIME as i64).min(steps.end);
+            let wanted = self.server.counters().sends + (some.end - some.start) as u64;
+            let (let_go, held) = channel::<()>();
+            let hold = move |_: &mut ShardContext<'_>| {
+                // It ends with an error, once the other end is dropped.
+                let _ = held.recv();
+            };
+            self.server.run_on(0, hold).expect("room in the inbox");
+            for step_id in some {
+                let sent = self.server.send(step_id, key.clone(), tensor.clone());
+                sent.expect("room in the inbox");
+            }
+            drop(let_go);
+            while self.server.counters().sends < wanted {
                 std::thread::sleep(Duration::from_micros(100));
             }
-        }
-        while self.server.counters().sends < wanted {
-            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -198,3 +207,6 @@ pub(crate) const FED: &str = "tensor";
 
 /// The function that drops what it is given.
 pub(crate) const SINKHOLE: &str = "bench/sinkhole";
+
+/// Fewer than an inbox holds.
+const PRODUCED_AT_A_TIME: usize = 1 << 10;

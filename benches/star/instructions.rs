@@ -3,7 +3,8 @@
 //!
 //! This program runs itself under callgrind twice, with few and with many calls, and divides the
 //! difference. Both engines sleep while they have nothing to do, so that nobody counts looks in
-//! vain.
+//! vain; and only turns of shards are counted, for how often a shard falls asleep depends on what
+//! else the machine does.
 
 use std::io::{self, ErrorKind};
 use std::path::Path;
@@ -20,8 +21,8 @@ pub(crate) struct Kind {
     /// What the program that is watched is told.
     word: &'static str,
     way: Way,
-    /// What the count may not exceed: some more than it was when this was written, for it grows a
-    /// little where the machine is busy. Lower it when it falls.
+    /// What the count may not exceed: 2 to 4 % more than it was when this was written, for another
+    /// compiler makes a little more of it. Lower it when it falls.
     pub(crate) allowed: f64,
 }
 
@@ -58,8 +59,8 @@ pub(crate) fn make_calls(word: &str, calls: usize) {
     calls::run_unmeasured(Setting::sleeping("epoll"), load);
 }
 
-/// Instructions of a run in all threads but the first, which starts the others and produces
-/// tensors.
+/// Instructions of the turns of a run in all threads but the first, which starts the others and
+/// produces tensors.
 fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, Uncounted> {
     let program = std::env::current_exe()?;
     let run = Command::new("valgrind")
@@ -68,6 +69,7 @@ fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, Uncounted> {
             "--fair-sched=yes",
             "--separate-threads=yes",
         ])
+        .arg(format!("--toggle-collect={TURN}"))
         .arg(format!("--callgrind-out-file={}", output.display()))
         .arg(program)
         .args([CHILD, kind.word, &calls.to_string()])
@@ -92,7 +94,8 @@ fn total(output: &Path, kind: &Kind, calls: usize) -> Result<u64, Uncounted> {
         sum += number.ok_or_else(|| Uncounted::Failed(format!("{file} has no totals")))?;
     }
     if sum == 0 {
-        return Err(Uncounted::Failed("callgrind saw no threads".to_owned()));
+        let reason = format!("callgrind saw no {TURN}");
+        return Err(Uncounted::Failed(reason));
     }
     Ok(sum)
 }
@@ -102,6 +105,9 @@ impl From<io::Error> for Uncounted {
         Self::Failed(error.to_string())
     }
 }
+
+/// The function, in callgrind's pattern, in which a shard takes a turn.
+const TURN: &str = "*ShardLoop>::turn*";
 
 /// The word before a kind of calls and their number, for the program that is watched.
 pub(crate) const CHILD: &str = "--make-calls";
@@ -118,13 +124,13 @@ pub(crate) const KINDS: [Kind; 3] = [
         name: "64 B graph call",
         word: "function",
         way: Way::Function,
-        allowed: 13_000.0,
+        allowed: 12_400.0,
     },
     Kind {
         name: "64 B typed call",
         word: "method",
         way: Way::Method,
-        allowed: 12_500.0,
+        allowed: 12_400.0,
     },
 ];
 
