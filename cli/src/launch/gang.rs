@@ -80,19 +80,17 @@ impl Gang {
             let name = format!("rank {rank} ({})", roles.name(rank));
             Rank::started(name, roles.is_awaited(rank))
         };
-        Self {
-            ranks: (0..roles.size()).map(rank).collect(),
-            failures: Vec::new(),
-            restarts_left: restarts,
-            restart: 0,
-            stopped_by: None,
-        }
+        Self::of((0..roles.size()).map(rank).collect(), restarts)
     }
 
     /// A single process, whose launcher looks after the others.
     pub fn alone(name: &str, restarts: u32) -> Self {
+        Self::of(vec![Rank::started(name.to_owned(), true)], restarts)
+    }
+
+    fn of(ranks: Vec<Rank>, restarts: u32) -> Self {
         Self {
-            ranks: vec![Rank::started(name.to_owned(), true)],
+            ranks,
             failures: Vec::new(),
             restarts_left: restarts,
             restart: 0,
