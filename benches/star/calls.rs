@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -59,9 +59,11 @@ struct Storm {
     /// Latencies of the present window.
     latencies_ns: Vec<AtomicU64>,
     left_in_window: AtomicUsize,
-    /// Windows of the present batch that do not count: in them the calls that go side by side
-    /// begin, which come from another thread, in requests of their own.
-    warm_up_windows: AtomicUsize,
+    /// The present window is not to be timed: in it the calls of a batch that go side by side
+    /// begin.
+    is_warm_up: AtomicBool,
+    /// Windows of the present batch whose allocations do not count from now on.
+    uncounted_windows: AtomicUsize,
     /// Allocations before the windows that count.
     allocated_before: AtomicU64,
     /// Absent while nothing is measured.
@@ -157,7 +159,8 @@ impl Run {
             sent_ns: AtomicU64::new(0),
             latencies_ns: (0..load.per_window).map(|_| AtomicU64::new(0)).collect(),
             left_in_window: AtomicUsize::new(0),
-            warm_up_windows: AtomicUsize::new(0),
+            is_warm_up: AtomicBool::new(false),
+            uncounted_windows: AtomicUsize::new(0),
             allocated_before: AtomicU64::new(0),
             meter: Mutex::new(None),
             batch_done,
@@ -171,20 +174,20 @@ impl Run {
         }
     }
 
-    /// Makes the calls of these steps. Returns how often memory was allocated for each of those
-    /// that count.
+    /// Makes the calls of these steps. Returns how often memory was allocated for each whose
+    /// window counts.
     fn batch(&self, steps: Range<i64>) -> f64 {
         if self.load.way == Way::Pull {
             self.cluster.produce(steps.clone(), &self.tensor);
         }
         let storm = &self.storm;
-        let warm_up_windows = self.load.warm_up_windows();
-        storm.warm_up_windows.store(warm_up_windows, Relaxed);
+        let uncounted_windows = self.load.uncounted_windows();
+        storm.uncounted_windows.store(uncounted_windows, Relaxed);
         storm.allocated_before.store(allocations(), Relaxed);
         let begun = steps.end - steps.start;
         storm.begin(&self.cluster.worker.client(), self.load.under_way(), steps);
         self.done.recv().expect("the batch ends");
-        let counted = begun - (warm_up_windows * self.load.per_window) as i64;
+        let counted = begun - (uncounted_windows * self.load.per_window) as i64;
         let allocated = allocations() - storm.allocated_before.load(Relaxed);
         allocated as f64 / counted as f64
     }
@@ -203,11 +206,11 @@ impl Load {
         }
     }
 
-    /// Windows of each batch that do not count.
-    fn warm_up_windows(&self) -> usize {
+    /// Windows of each batch whose allocations do not count: calls but receives begin in requests
+    /// of their own, from another thread, if several go side by side.
+    fn uncounted_windows(&self) -> usize {
         match (self.under_way(), self.way) {
-            (1, _) => 0,
-            (_, Way::Pull) => 1,
+            (1, _) | (_, Way::Pull) => 0,
             (_, Way::Push | Way::Function | Way::Method) => 8,
         }
     }
@@ -234,6 +237,7 @@ impl Storm {
         self.end_step.store(steps.end, Relaxed);
         self.under_way.store(count, Relaxed);
         (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
+        self.is_warm_up.store(under_way > 1, Relaxed);
         if let Some(meter) = &mut *self.meter() {
             meter.begin_window();
         }
@@ -269,13 +273,15 @@ impl Storm {
     #[inline(never)]
     fn end_window(&self) {
         (self.left_in_window).store(self.latencies_ns.len(), Relaxed);
-        let warm_up_windows = self.warm_up_windows.load(Relaxed);
-        if warm_up_windows > 0 {
-            self.warm_up_windows.store(warm_up_windows - 1, Relaxed);
+        let is_warm_up = self.is_warm_up.load(Relaxed);
+        self.is_warm_up.store(false, Relaxed);
+        let uncounted_windows = self.uncounted_windows.load(Relaxed);
+        if uncounted_windows > 0 {
+            (self.uncounted_windows).store(uncounted_windows - 1, Relaxed);
             self.allocated_before.store(allocations(), Relaxed);
         }
         if let Some(meter) = &mut *self.meter() {
-            if warm_up_windows > 0 {
+            if is_warm_up {
                 return meter.begin_window();
             }
             let latencies_ns = self.latencies_ns.iter().map(|ns| ns.load(Relaxed));
