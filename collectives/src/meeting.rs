@@ -1,7 +1,7 @@
 //! Where the ranks of a group meet: a function of rank 0 that each calls, and that answers all of
 //! them once the last has come.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -24,6 +24,8 @@ pub(crate) struct Meeting {
 
 struct State {
     arrivals: BTreeMap<u32, Arrival>,
+    /// Ranks that came and have hung up.
+    gone: BTreeSet<u32>,
     end: Option<Result<Roll, Status>>,
 }
 
@@ -53,31 +55,59 @@ impl Arrival {
 }
 
 impl State {
-    /// Forgets the ranks that have hung up, as those do whose process has ended: they may come once
-    /// more. Returns whether all are here.
+    /// Whether all are here.
     fn is_full(&mut self, size: u32) -> bool {
         let is_full = |state: &Self| state.arrivals.len() == size as usize;
         if is_full(self) {
-            self.arrivals.retain(|_, arrival| arrival.is_here());
+            self.let_go();
         }
         is_full(self)
     }
 
-    /// Who is missing now.
-    fn missing(&mut self, size: u32) -> String {
-        self.arrivals.retain(|_, arrival| arrival.is_here());
-        let missing = (0..size).filter(|rank| !self.arrivals.contains_key(rank));
-        let missing: Vec<u32> = missing.collect();
-        let shown = missing.iter().take(MISSING_SHOWN_MAX);
-        let shown: Vec<String> = shown.map(u32::to_string).collect();
-        let more = if missing.len() > shown.len() {
-            ", ..."
-        } else {
-            ""
-        };
-        let (count, shown) = (missing.len(), shown.join(", "));
-        format!("{count} of {size} ranks are missing ({shown}{more})")
+    /// Takes out the ranks that have hung up, as those do whose process or time has ended: they may
+    /// come once more.
+    fn let_go(&mut self) {
+        self.arrivals.retain(|&rank, arrival| {
+            let is_here = arrival.is_here();
+            if !is_here {
+                self.gone.insert(rank);
+            }
+            is_here
+        });
     }
+
+    /// Who is missing now. Those that came and hung up are told apart from those that never came:
+    /// it is these for which the others have waited.
+    fn missing(&mut self, size: u32) -> String {
+        self.let_go();
+        let absent = (0..size).filter(|rank| !self.arrivals.contains_key(rank));
+        let (gone, never): (Vec<u32>, Vec<u32>) = absent.partition(|rank| self.gone.contains(rank));
+        let (missing, gone) = match never.is_empty() {
+            true => (gone, never),
+            false => (never, gone),
+        };
+        let mut text = format!(
+            "{} of {size} ranks are missing ({})",
+            missing.len(),
+            shown(&missing)
+        );
+        if !gone.is_empty() {
+            text += &format!(", and {} came and left ({})", gone.len(), shown(&gone));
+        }
+        text
+    }
+}
+
+/// The first of these ranks.
+fn shown(ranks: &[u32]) -> String {
+    let shown = ranks.iter().take(MISSING_SHOWN_MAX);
+    let shown: Vec<String> = shown.map(u32::to_string).collect();
+    let more = if ranks.len() > shown.len() {
+        ", ..."
+    } else {
+        ""
+    };
+    format!("{}{more}", shown.join(", "))
 }
 
 /// Why a group does not begin.
@@ -96,6 +126,7 @@ impl Meeting {
         };
         let state = State {
             arrivals: BTreeMap::from([(0, arrival)]),
+            gone: BTreeSet::new(),
             end: None,
         };
         Self {
@@ -171,6 +202,7 @@ impl Meeting {
                     presence,
                 };
                 let before = state.arrivals.insert(rank, arrival);
+                state.gone.remove(&rank);
                 self.came.notify_all();
                 drop(state);
                 drop(before);

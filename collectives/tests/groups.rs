@@ -412,6 +412,22 @@ fn groups_that_do_not_get_full_say_who_is_missing() {
 }
 
 #[test]
+fn a_rank_whose_time_is_over_before_that_of_rank_0_is_not_one_that_never_came() {
+    let engines = engines(2, true);
+    let first = address(&engines[0]);
+    let begin = |rank: u32, limit: Duration| {
+        let builder = Group::builder(rank, 4, first.clone()).join_timeout(limit);
+        builder.begin(&engines[rank as usize]).unwrap()
+    };
+    let waits = begin(0, Duration::from_secs(4));
+    let waits = thread::spawn(move || waits.wait().unwrap_err());
+    begin(1, Duration::from_secs(1)).wait().unwrap_err();
+    let error = waits.join().unwrap();
+    let wanted = "2 of 4 ranks are missing (2, 3), and 1 came and left (1)";
+    assert!(error.message.contains(wanted), "{error}");
+}
+
+#[test]
 fn a_rank_whose_time_is_over_before_that_of_rank_0_is_told_who_is_missing() {
     let engines = engines(2, true);
     let first = address(&engines[0]);
