@@ -1,11 +1,12 @@
 //! A rank of a group on its engine: its operations, and the messages between it and the others.
 //!
 //! All of it runs on one shard, the home of the group's step. A message is a tensor of that step,
-//! which its receiver asks for: the request for the next description waits at the sender before
-//! there is one, so that it comes in one way and not in two.
+//! which its receiver asks for: requests for the next descriptions wait at the sender before
+//! there are any, so that each comes in one way and not in two.
 
 mod by_boards;
 mod due;
+mod greetings;
 mod lane;
 mod lost;
 mod names;
@@ -88,6 +89,8 @@ struct State {
     attended: BTreeSet<u32>,
     /// Ranks that hear nothing any more.
     gone: BTreeSet<u32>,
+    /// Ranks that were told that this one has heard of their end.
+    heard_of: BTreeSet<u32>,
 }
 
 impl Member {
@@ -451,7 +454,7 @@ impl Member {
     }
 
     fn lane(&self, tag: u16) -> Lane {
-        Lane::new(tag, Plan::partners(self.rank, self.size), self.size)
+        Lane::new(tag, Plan::partners(self.rank, self.size))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -503,20 +506,20 @@ impl CompletionHandler for Member {
             }
             Err(status) => {
                 let lost = Lost::of(&self.names.of(from), status);
-                let (tag, _, ticket) = parts_of(token);
+                let (tag, number, ticket) = parts_of(token);
                 let mut due = Due::default();
                 let lost = {
                     let mut state = self.state();
                     let State { lanes, outbox, .. } = &mut *state;
                     match lanes.get_mut(&tag) {
                         Some(lane) if ticket & HELLO != 0 => lane
-                            .lose(from, lost.status.clone(), &mut due.effects)
+                            .lose(number, from, lost.status.clone(), &mut due.effects)
                             .and_then(|()| advance(lane, Some(shard.now()), &mut due))
                             .and_then(|()| lost.ends_group(outbox, from)),
                         Some(_) | None => Err(lost.status),
                     }
                 };
-                if lost.is_ok() {
+                if lost.is_ok() && self.state().heard_of.insert(from) {
                     // No operation fails yet, so nothing else tells that rank that it was heard.
                     let key = self.names.farewell(self.rank, from);
                     shard.send(self.step_id, key, message(Buffer::new()));

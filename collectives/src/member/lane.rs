@@ -8,7 +8,8 @@ use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::Time;
 
-use super::tokens::HELLO;
+use super::greetings::{Greeting, Greetings};
+use super::tokens::{HELLO, NUMBER_MAX};
 use super::waits::Stall;
 use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
@@ -21,9 +22,7 @@ pub(super) struct Lane {
     number: u64,
     running: Option<Running>,
     queue: VecDeque<Entry>,
-    partners: Vec<u32>,
-    /// Descriptions of that operation, by rank.
-    hellos: Vec<Greeting>,
+    greetings: Greetings,
     /// Where the ranks show descriptions, if they send none.
     boards: Option<Boards>,
     /// Room for what is read there, kept from step to step.
@@ -47,16 +46,6 @@ struct Running {
     moved_at: Option<Time>,
 }
 
-#[derive(Clone)]
-enum Greeting {
-    Unasked,
-    Asked,
-    Here(Buffer),
-    Taken,
-    /// The partner was gone before an operation needed it.
-    Lost(Status),
-}
-
 /// What came of a look at the boards of partners.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sight {
@@ -71,14 +60,13 @@ pub(super) enum Sight {
 }
 
 impl Lane {
-    pub(super) fn new(tag: u16, partners: Vec<u32>, size: u32) -> Self {
+    pub(super) fn new(tag: u16, partners: Vec<u32>) -> Self {
         Self {
             tag,
             number: 0,
             running: None,
             queue: VecDeque::new(),
-            partners,
-            hellos: vec![Greeting::Unasked; size as usize],
+            greetings: Greetings::new(partners),
             boards: None,
             room: Vec::new(),
             look_time: Duration::ZERO,
@@ -130,14 +118,11 @@ impl Lane {
         if self.has_boards() {
             return;
         }
-        for &from in &self.partners {
-            let hello = &mut self.hellos[from as usize];
-            if let Greeting::Unasked = hello {
-                *hello = Greeting::Asked;
-                let slot = Slot::Hello;
-                let ticket = HELLO | from;
+        for ahead in 0..self.greetings.ask() as u64 {
+            for &from in self.greetings.partners() {
+                let (slot, ticket) = (Slot::Hello, HELLO | from);
                 let effect = Effect::Receive { from, slot, ticket };
-                effects.push((self.tag, self.number, effect));
+                effects.push((self.tag, self.number + ahead, effect));
             }
         }
     }
@@ -174,15 +159,14 @@ impl Lane {
         let mut more = Vec::new();
         machine.begin(&mut more);
         let mut outcome = Ok(());
-        for &from in &self.partners {
-            let hello = &mut self.hellos[from as usize];
-            match std::mem::replace(hello, Greeting::Taken) {
+        for (from, greeting) in self.greetings.present() {
+            match std::mem::replace(greeting, Greeting::Taken) {
                 Greeting::Here(data) if outcome.is_ok() => {
                     outcome = machine.greeted(from, data, &mut more);
                 }
                 Greeting::Lost(status) if outcome.is_ok() => outcome = Err(status),
-                waits @ Greeting::Asked => *hello = waits,
-                Greeting::Unasked | Greeting::Taken | Greeting::Here(_) | Greeting::Lost(_) => {}
+                Greeting::Awaited => *greeting = Greeting::Awaited,
+                Greeting::Taken | Greeting::Here(_) | Greeting::Lost(_) => {}
             }
         }
         self.running = Some(running);
@@ -233,7 +217,7 @@ impl Lane {
                 });
             }
             self.looks_since = None;
-            self.hellos.fill(Greeting::Unasked);
+            self.greetings.forget_present();
             self.show(effects);
         }
         Ok(Sight::MoreSteps)
@@ -249,9 +233,8 @@ impl Lane {
         };
         let machine = &mut running.entry.machine;
         let (mut more, mut are_all_here) = (Vec::new(), true);
-        for &from in &self.partners {
-            let hello = &mut self.hellos[from as usize];
-            if let Greeting::Taken = hello {
+        for (from, greeting) in self.greetings.present() {
+            if let Greeting::Taken = greeting {
                 continue;
             }
             // A loss is asked for first: what a rank has shown before it went counts.
@@ -262,7 +245,7 @@ impl Lane {
                     let shown = boards.read(from, machine.taken_from(from));
                     machine.greeted(from, shown, &mut more)?;
                 }
-                *hello = Greeting::Taken;
+                *greeting = Greeting::Taken;
             } else if let Some(status) = loss {
                 return Err(status.clone());
             } else {
@@ -302,7 +285,7 @@ impl Lane {
             if self.waits_for_boards()
                 && let Some(boards) = &mut self.boards
             {
-                boards.fall_asleep(sleep, missing(&self.partners, &self.hellos));
+                boards.fall_asleep(sleep, self.greetings.missing());
             }
             match self.look(effects)? {
                 Sight::Nothing | Sight::Elsewhere => return Ok(false),
@@ -350,37 +333,40 @@ impl Lane {
             effects.push(awaited_bell(self.tag, from, bell));
             return Ok(());
         }
-        if !self.is_present(number) {
+        let ahead = self.ahead(number);
+        let from = (ticket & HELLO != 0).then_some(ticket & !HELLO);
+        if from.is_some() && !self.greetings.has_asked(ahead) {
             return Ok(());
         }
         let mut more = Vec::new();
-        let outcome = match (&mut self.running, ticket & HELLO) {
-            (None, 0) => return Ok(()),
-            (None, _) => {
-                self.hellos[(ticket & !HELLO) as usize] = Greeting::Here(data);
-                return Ok(());
+        let outcome = match (&mut self.running, from) {
+            (Some(running), Some(from)) if ahead == 0 => {
+                running.moved_at = Some(now);
+                self.greetings.set(ahead, from, Greeting::Taken);
+                running.entry.machine.greeted(from, data, &mut more)
             }
-            (Some(running), 0) => {
+            (Some(running), None) if ahead == 0 => {
                 running.moved_at = Some(now);
                 running.entry.machine.arrived(ticket, data, &mut more)
             }
-            (Some(running), _) => {
-                let from = ticket & !HELLO;
-                running.moved_at = Some(now);
-                self.hellos[from as usize] = Greeting::Taken;
-                running.entry.machine.greeted(from, data, &mut more)
+            (_, Some(from)) => {
+                self.greetings.set(ahead, from, Greeting::Here(data));
+                return Ok(());
             }
+            (_, None) => return Ok(()),
         };
         self.extend(effects, more);
         outcome
     }
 
-    /// A partner is gone. As long as no operation needs it, that is no failure.
+    /// A partner is gone, which was asked for the operation of this number. As long as no operation
+    /// needs it, that is no failure.
     ///
     /// # Errors
     /// An operation needs it.
     pub(super) fn lose(
         &mut self,
+        number: u64,
         from: u32,
         status: Status,
         effects: &mut Vec<(u16, u64, Effect)>,
@@ -389,13 +375,12 @@ impl Lane {
             boards.lose(from, status);
             return self.look(effects).map(|_| ());
         }
-        match self.running {
-            Some(_) => Err(status),
-            None => {
-                self.hellos[from as usize] = Greeting::Lost(status);
-                Ok(())
-            }
+        let ahead = self.ahead(number);
+        if ahead == 0 && self.is_running() {
+            return Err(status);
         }
+        self.greetings.set(ahead, from, Greeting::Lost(status));
+        Ok(())
     }
 
     /// The operation that runs, if it is done; the next one may begin.
@@ -405,7 +390,7 @@ impl Lane {
             .take_if(|running| running.entry.machine.is_done())?;
         self.number += 1;
         self.looks_since = None;
-        self.hellos.fill(Greeting::Unasked);
+        self.greetings.advance();
         Some((running.entry.machine, running.entry.ending))
     }
 
@@ -415,20 +400,19 @@ impl Lane {
         running.into_iter().chain(self.queue.drain(..)).collect()
     }
 
-    /// Whom a receive was asked of, if it is one of the present operation.
+    /// Whom a receive was asked of, if that is still awaited.
     pub(super) fn source_of(&self, number: u64, ticket: u32) -> Option<u32> {
-        let is_bell = self.has_boards() && ticket & HELLO != 0;
-        if !is_bell && !self.is_present(number) {
-            return None;
+        let ahead = self.ahead(number);
+        if ticket & HELLO == 0 {
+            let running = self.running.as_ref().filter(|_| ahead == 0)?;
+            return running.entry.machine.source_of(ticket);
         }
-        match ticket & HELLO {
-            0 => self.running.as_ref()?.entry.machine.source_of(ticket),
-            _ => Some(ticket & !HELLO),
-        }
+        let is_asked = self.has_boards() || self.greetings.has_asked(ahead);
+        is_asked.then_some(ticket & !HELLO)
     }
 
     pub(super) fn memory(&mut self, number: u64, ticket: u32, bytes: u64) -> Option<BufferMut> {
-        if !self.is_present(number) || ticket & HELLO != 0 {
+        if self.ahead(number) != 0 || ticket & HELLO != 0 {
             return None;
         }
         self.running.as_mut()?.entry.machine.memory(ticket, bytes)
@@ -444,7 +428,7 @@ impl Lane {
     pub(super) fn waits_for(&self) -> Vec<u32> {
         match &self.running {
             None => Vec::new(),
-            Some(_) if self.waits_for_boards() => missing(&self.partners, &self.hellos).collect(),
+            Some(_) if self.waits_for_boards() => self.greetings.missing().collect(),
             Some(running) => running.entry.machine.waits_for(),
         }
     }
@@ -460,8 +444,9 @@ impl Lane {
         })
     }
 
-    fn is_present(&self, number: u64) -> bool {
-        number == self.number & 0x7fff
+    /// How many operations behind the present one this number of a token is.
+    fn ahead(&self, number: u64) -> usize {
+        (number.wrapping_sub(self.number) & NUMBER_MAX) as usize
     }
 
     fn extend(&self, effects: &mut Vec<(u16, u64, Effect)>, more: Vec<Effect>) {
@@ -475,12 +460,6 @@ const LOOKS_PER_REST: usize = 4;
 
 /// Steps in a row that one look takes, some milliseconds at most.
 const STEPS_PER_LOOK: usize = 16;
-
-/// The partners of which nothing has been taken yet.
-fn missing<'a>(partners: &'a [u32], hellos: &'a [Greeting]) -> impl Iterator<Item = u32> + 'a {
-    let is_missing = |from: &u32| !matches!(hellos[*from as usize], Greeting::Taken);
-    partners.iter().copied().filter(is_missing)
-}
 
 /// The receive of a bell, which has the number of the bell in place of that of an operation.
 fn awaited_bell(tag: u16, from: u32, bell: u64) -> (u16, u64, Effect) {

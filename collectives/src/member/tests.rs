@@ -93,6 +93,36 @@ fn what_ranks_send_that_are_ahead_comes_in_its_turn() {
     }
 }
 
+/// A request for each operation would cost each of them a message more.
+#[test]
+fn ranks_ask_for_several_operations_at_once() {
+    for (size, count) in [(2, 80), (3, 400), (33, 80)] {
+        let sum = (Operator::AllReduce(ReduceOp::Sum), 3);
+        let mut world = World::new(size, &vec![sum; count], 11);
+        world.run();
+        assert_eq!(world.errors().count(), 0);
+        world.check_results(&format!("{size} ranks"));
+        let (asked, ranks) = (world.hellos_asked, size as usize);
+        assert!(
+            asked <= ranks * (count / 8 + 4),
+            "{size} ranks asked {asked} times"
+        );
+    }
+}
+
+/// Whoever is asked for operations that nobody begins any more is not missed in the present one.
+#[test]
+fn a_rank_that_leaves_ends_no_operation_for_which_it_has_sent_all() {
+    let sum = (Operator::AllReduce(ReduceOp::Sum), 3);
+    for seed in 0..300 {
+        let mut world = World::new(4, &[sum; 20], seed);
+        world.late = Some(3);
+        world.run();
+        assert_eq!(world.errors().count(), 0, "seed {seed}");
+        world.check_results(&format!("seed {seed}"));
+    }
+}
+
 /// All below rank 1 in the tree call the scatter, so most of them agree with whom they ask. Its
 /// parts are as long as what the others send each other.
 #[test]

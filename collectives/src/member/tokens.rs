@@ -1,11 +1,11 @@
 //! The tokens by which answers are told apart.
 
 pub(super) fn token(tag: u16, number: u64, ticket: u32) -> u64 {
-    u64::from(tag) << 48 | (number & 0x7fff) << 32 | u64::from(ticket)
+    u64::from(tag) << 48 | (number & NUMBER_MAX) << 32 | u64::from(ticket)
 }
 
 pub(super) fn parts_of(token: u64) -> (u16, u64, u32) {
-    ((token >> 48) as u16, token >> 32 & 0x7fff, token as u32)
+    ((token >> 48) as u16, token >> 32 & NUMBER_MAX, token as u32)
 }
 
 /// Whose farewell was asked for by a token, if it is one of those.
@@ -30,6 +30,9 @@ pub(super) fn asked_ahead(token: u64) -> Option<u32> {
 
 /// Marks the ticket of a description; the rest of it is the rank.
 pub(super) const HELLO: u32 = 1 << 31;
+
+/// The greatest number of an operation in a token; then they begin again.
+pub(super) const NUMBER_MAX: u64 = 0x7fff;
 
 /// The token of the timer. No operation has it: their numbers have 15 bits.
 pub(super) const TIMER: u64 = u64::MAX;

@@ -24,7 +24,7 @@ fn lanes(look_time: Duration) -> ([Lane; 2], Vec<(u16, u64, Effect)>) {
     let told = [&told[0][..], &told[1]];
     let mut rank = 0;
     let mut lanes = offers.map(|offer| {
-        let mut lane = Lane::new(0, Plan::partners(rank, 2), 2);
+        let mut lane = Lane::new(0, Plan::partners(rank, 2));
         lane.show_on(offer.open(rank, &told).unwrap(), look_time);
         rank += 1;
         lane

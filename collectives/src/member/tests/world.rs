@@ -42,6 +42,8 @@ pub(super) struct World {
     lost_at: usize,
     /// Who calls only when nothing else can happen.
     pub(super) late: Option<u32>,
+    /// How often ranks have asked others what they call.
+    pub(super) hellos_asked: usize,
     random: fastrand::Rng,
     now: u64,
     program: Vec<(Operator, usize)>,
@@ -115,7 +117,7 @@ impl World {
         let mut random = fastrand::Rng::with_seed(seed);
         let node = |rank| Node {
             state: State {
-                lanes: [(0, Lane::new(0, Plan::partners(rank, size), size))].into(),
+                lanes: [(0, Lane::new(0, Plan::partners(rank, size)))].into(),
                 ..State::default()
             },
             health: Health::Well,
@@ -131,6 +133,7 @@ impl World {
             loss: None,
             lost_at: 0,
             late: None,
+            hellos_asked: 0,
             random,
             now: 0,
             program: program.to_vec(),
@@ -301,7 +304,7 @@ impl World {
                 match ticket & HELLO {
                     0 => Err(lost.status),
                     _ => lane
-                        .lose(receipt.from, lost.status.clone(), &mut due.effects)
+                        .lose(number, receipt.from, lost.status.clone(), &mut due.effects)
                         .and_then(|()| advance(lane, Some(now), &mut due))
                         .and_then(|()| lost.ends_group(outbox, receipt.from)),
                 }
@@ -369,6 +372,7 @@ impl World {
             succeed(ended);
             return self.fail(rank, status);
         }
+        self.hellos_asked += usize::from(effects.iter().any(|(_, _, effect)| asks_hello(effect)));
         for (_, number, effect) in effects {
             match effect {
                 Effect::Send {
@@ -635,6 +639,11 @@ fn gets(operator: Operator, rank: u32) -> bool {
         Operator::Reduce { root, .. } => rank == root,
         _ => true,
     }
+}
+
+fn asks_hello(effect: &Effect) -> bool {
+    let slot = Slot::Hello;
+    matches!(effect, Effect::Receive { slot: asked, .. } if *asked == slot)
 }
 
 /// All that ranks call has one tag.
