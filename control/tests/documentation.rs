@@ -1,7 +1,5 @@
 //! `docs/grpc.md` names what there is.
 
-mod support;
-
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,7 +7,8 @@ use std::net::{SocketAddr, TcpStream};
 use grpcxx_control::services::DESCRIPTORS;
 use grpcxx_control::{Control, limits};
 use prost::Message;
-use support::{Fake, connect, loopback};
+
+use crate::support::{Fake, connect, loopback};
 
 const PAGE: &str = include_str!("../../docs/grpc.md");
 

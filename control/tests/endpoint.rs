@@ -1,7 +1,5 @@
 //! The endpoint over real sockets, called through generated clients.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,8 +10,9 @@ use grpcxx_control::{
 };
 use grpcxx_rpc::proto::*;
 use grpcxx_rpc::{Code, DType, Shape, Tensor};
-use support::{Fake, bytes, channel, connect, loopback, start};
 use tonic::transport::Channel;
+
+use crate::support::{Fake, bytes, channel, connect, loopback, start};
 
 async fn worker(control: &Control) -> WorkerServiceClient<Channel> {
     WorkerServiceClient::new(channel(control).await)

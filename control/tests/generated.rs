@@ -54,7 +54,7 @@ fn compare_or_write(checked_in: &Path, wanted: &[u8]) {
     let current = std::fs::read(checked_in).expect("generated files are checked in");
     assert!(
         current == wanted,
-        "{} differs from its .proto file: run `{REGENERATE}=1 cargo test -p grpcxx-control --test generated`",
+        "{} differs from its .proto file: run `{REGENERATE}=1 cargo test -p grpcxx-control --test main generated`",
         checked_in.display()
     );
 }

@@ -5,12 +5,6 @@
 //! `GRPCXX_INTEROP_TENSORFLOW` names a python that has it. What cannot be had is skipped with the
 //! reason; with `GRPCXX_INTEROP=require` it fails.
 
-#![allow(clippy::print_stderr, reason = "what is skipped says so")]
-
-#[path = "interop/python.rs"]
-mod python;
-mod support;
-
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,8 +13,9 @@ use std::sync::Arc;
 use grpcxx_rpc::proto::{TensorProto, TensorShapeProto, tensor_shape_proto::Dim};
 use grpcxx_rpc::{DType, Shape, Tensor};
 use prost::Message;
-use python::{grpcio_python, skip, text};
-use support::{Fake, bytes, start};
+
+use crate::python::{grpcio_python, skip, text};
+use crate::support::{Fake, bytes, start};
 
 #[test]
 fn grpcio_finds_everything_through_reflection() {

@@ -1,13 +1,12 @@
 //! The metrics page over real sockets.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 
 use grpcxx_control::Control;
-use support::{Fake, connect, loopback};
+
+use crate::support::{Fake, connect, loopback};
 
 fn start(fake: Fake) -> Control {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));

@@ -1,7 +1,5 @@
 //! Callers of the gRPC endpoint that ask for what they have no right to.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
@@ -15,8 +13,9 @@ use grpcxx_rpc::proto::{
 };
 use grpcxx_rpc::{Code, Token};
 use grpcxx_runtime::policy::{Authority, Policy, Secret, TokenSource};
-use support::{Fake, connect, loopback};
 use tonic::Request;
+
+use crate::support::{Fake, connect, loopback};
 
 const KEY: &str = "the key that two tasks share";
 const CLEANUP_ALL: &str = "/tensorflow.WorkerService/CleanupAll";

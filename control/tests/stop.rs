@@ -1,12 +1,11 @@
 //! Stopping the endpoint while clients use it.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use grpcxx_control::{ClientError, ClientOptions, ControlClient, Health};
 use grpcxx_rpc::Code;
-use support::{Fake, bytes, channel, connect, start};
+
+use crate::support::{Fake, bytes, channel, connect, start};
 
 #[tokio::test]
 async fn a_stop_lets_calls_under_way_end() {

@@ -1,9 +1,5 @@
 //! The gRPC port and the metrics page over TLS, with the variables of a task.
 
-#[path = "../../runtime/tests/support/ports.rs"]
-mod ports;
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
@@ -16,9 +12,10 @@ use grpcxx_rpc::Code;
 use grpcxx_runtime::Certificates;
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::policy::{Authority, Policy, Secret, TokenSource};
-use ports::held_address;
-use support::tls::Issuers;
-use support::{Fake, loopback};
+
+use crate::ports::held_address;
+use crate::support::tls::Issuers;
+use crate::support::{Fake, loopback};
 
 /// An endpoint with these certificates, on which nobody has a right by its address.
 fn closed(certificates: &Arc<Certificates>) -> Control {

@@ -1,14 +1,13 @@
 //! In steady state a connection allocates nothing: frames, slots, queues and heaps are reused.
 
-mod support;
-
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{
     CallOptions, ClientConnection, ConnectionLimits, Features, ImmediateHit, Landings, Method,
     Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Frame, Next, Outcome, Time};
-use support::make;
+
+use crate::support::make;
 
 /// Memory that was there before.
 struct Prepared {

@@ -5,14 +5,13 @@
 //! What we write in place of an original differs in nothing but the tag and the shape bytes that no
 //! dimension uses: originals leave leftovers of their memory there.
 
-mod support;
-
 use grpcxx_rpc::wire::{HEADER_BYTES, RECORD_BYTES};
 use grpcxx_rpc::{Method, Request, Response, Status, Tensor};
 use serde::Deserialize;
 use serde_json::Value;
-use support::Pair;
-use support::make::{fuse, graph, message, receive};
+
+use crate::support::Pair;
+use crate::support::make::{fuse, graph, message, receive};
 
 #[derive(Deserialize)]
 struct Capture {

@@ -1,8 +1,6 @@
 //! The points of the conformance checklist that concern frames and connections and have no test
 //! elsewhere.
 
-mod support;
-
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{RunGraphRequest, RunGraphResponse};
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
@@ -12,9 +10,11 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::Outcome;
 use prost::Message;
-use support::make::{self, floats, fuse, graph, message, named, receive};
-use support::original::Expected;
-use support::{OriginalClient, Pair, Port, tensors};
+
+use crate::support;
+use crate::support::make::{self, floats, fuse, graph, message, named, receive};
+use crate::support::original::Expected;
+use crate::support::{OriginalClient, Pair, Port, tensors};
 
 /// One request of each method that a client may send.
 fn requests() -> Vec<Request> {

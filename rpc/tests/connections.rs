@@ -1,7 +1,5 @@
 //! Calls between two connections, without a link between them.
 
-mod support;
-
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{
     CallOptions, Code, ConnectionLimits, DType, Features, Incoming, Method, NamedTensors, Request,
@@ -9,8 +7,9 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::{Next, Outcome, Refusal, Time};
 use smallvec::smallvec;
-use support::make::{self, floats, fuse, graph, message, named, receive};
-use support::{Pair, Port, tensors};
+
+use crate::support::make::{self, floats, fuse, graph, message, named, receive};
+use crate::support::{Pair, Port, tensors};
 
 /// Every kind of call in pieces of every awkward size.
 #[test]

@@ -1,11 +1,11 @@
 //! The fuzz targets without a fuzzer: their corpus, random bytes, and damaged golden frames.
 
-mod support;
-
 use std::path::PathBuf;
 
 use proptest::prelude::*;
-use support::fuzz::TARGETS;
+
+use crate::support;
+use crate::support::fuzz::TARGETS;
 
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR"))

@@ -1,7 +1,5 @@
 //! checklist 13: the golden frames, each in the direction it travels, decoded and encoded again.
 
-mod support;
-
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::proto::{
     CleanupGraphRequest, GetStatusResponse, RegisterGraphResponse, RunGraphRequest,
@@ -11,8 +9,9 @@ use grpcxx_rpc::{CallOptions, Code, Method, PeerViolation, Request, Response, St
 use prost::Message;
 use serde::Deserialize;
 use serde_json::Value;
-use support::make::{fuse, graph, message, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{fuse, graph, message, receive};
+use crate::support::{Pair, tensors};
 
 #[derive(Deserialize)]
 struct Vector {

@@ -1,7 +1,5 @@
 //! Frames that only originals send, and what we never send to them.
 
-mod support;
-
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
@@ -9,8 +7,9 @@ use grpcxx_rpc::{
     Method, PeerViolation, Request, Response, ServerConnection, Status, TensorMeta, Text,
 };
 use grpcxx_transport::{Next, Time};
-use support::make::{floats, fuse, graph, message, named, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{floats, fuse, graph, message, named, receive};
+use crate::support::{Pair, tensors};
 
 /// The record of bytes in `dims` dimensions, as an original has it whose shape became wide.
 fn record(dims: [u32; 2]) -> Vec<u8> {

@@ -1,14 +1,13 @@
 //! Small requests whose tensors are there when they arrive: they are answered before they become
 //! requests.
 
-mod support;
-
 use grpcxx_rpc::wire::RequestHeader;
 use grpcxx_rpc::{Code, ConnectionLimits, HeldTensor, Method, Status, Tensor, Text};
 use grpcxx_transport::Outcome;
-use support::driver::Laid;
-use support::make::{self, floats, fuse, receive};
-use support::{Pair, tensors};
+
+use crate::support::driver::Laid;
+use crate::support::make::{self, floats, fuse, receive};
+use crate::support::{Pair, tensors};
 
 /// Lays a tensor ready for whoever asks for `name`.
 fn lay_ready(pair: &mut Pair, name: &str, tensor: Tensor, is_kept: bool) {

@@ -1,15 +1,14 @@
 //! A client on a link that fetches payload by itself: it shows what follows a landing before that
 //! is back.
 
-mod support;
-
 use std::collections::VecDeque;
 
 use grpcxx_rpc::{ClientConnection, ConnectionLimits, Features, Response, Tensor};
 use grpcxx_transport::{Landing, Next, Time};
 use proptest::prelude::*;
-use support::make::{bytes_tensor, fuse, graph, named, receive};
-use support::{Pair, Port, tensors};
+
+use crate::support::make::{bytes_tensor, fuse, graph, named, receive};
+use crate::support::{Pair, Port, tensors};
 
 /// The receiving end of a link, which takes landings and gives them back later, in order.
 struct Taker<'a> {

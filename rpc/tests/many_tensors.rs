@@ -1,10 +1,9 @@
 //! Graph calls with more tensors than originals can answer with.
 
-mod support;
-
 use grpcxx_rpc::{Code, DType, Features, NamedTensors, Request, Response, Shape, Tensor, Text};
-use support::Pair;
-use support::make::graph;
+
+use crate::support::Pair;
+use crate::support::make::graph;
 
 const MANY: usize = 40_000;
 

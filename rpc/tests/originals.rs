@@ -1,13 +1,12 @@
 //! Extensions never reach a peer that has not announced them.
 
-mod support;
-
 use grpcxx_rpc::wire::{Announcement, CANCEL_METHOD, RequestHeader, encode_receive};
 use grpcxx_rpc::{CallOptions, Code, Features, Method, Response, Status, Text};
 use grpcxx_transport::Time;
-use support::make::{self, floats, fuse, graph, message, named, receive};
-use support::original::{self, Expected, PlainRequest};
-use support::{OriginalClient, OriginalServer, Pair, tensors};
+
+use crate::support::make::{self, floats, fuse, graph, message, named, receive};
+use crate::support::original::{self, Expected, PlainRequest};
+use crate::support::{OriginalClient, OriginalServer, Pair, tensors};
 
 fn at(ms: u64) -> Time {
     Time::from_nanos(ms * 1_000_000)

@@ -32,7 +32,7 @@ fn generated_messages_match_the_proto_files() {
     let current = std::fs::read_to_string(&checked_in).expect("the messages are checked in");
     assert!(
         current == generated,
-        "{} differs from proto/: run `{REGENERATE}=1 cargo test -p grpcxx-rpc --test proto`",
+        "{} differs from proto/: run `{REGENERATE}=1 cargo test -p grpcxx-rpc --test main proto`",
         checked_in.display()
     );
 }

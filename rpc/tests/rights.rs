@@ -1,10 +1,9 @@
 //! What a connection lets through that gives its peer fewer rights than all.
 
-mod support;
-
 use grpcxx_rpc::{Code, Features, Gate, Method, Reason, Request, Response, Right, Rights, Status};
-use support::make::{KEY, STEP_ID, bytes_tensor, fuse, graph, message, receive};
-use support::{HeapLandings, Pair, tensors};
+
+use crate::support::make::{KEY, STEP_ID, bytes_tensor, fuse, graph, message, receive};
+use crate::support::{HeapLandings, Pair, tensors};
 
 fn right_of(function: &str) -> Right {
     match function {

@@ -1,12 +1,11 @@
 //! A peer that asks and does not read gets no more than its share of answers.
 
-mod support;
-
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::wire::Features;
 use grpcxx_rpc::{Code, ConnectionLimits, Method, Response};
-use support::make::{bytes_tensor, message, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{bytes_tensor, message, receive};
+use crate::support::{Pair, tensors};
 
 #[test]
 fn requests_wait_while_too_much_is_unsent() {

@@ -1,13 +1,12 @@
 //! Payload that gets its memory bit by bit, as its bytes come: announced bytes are not owned bytes.
 
-mod support;
-
 use grpcxx_memory::{Arena, ArenaOptions};
 use grpcxx_rpc::{
     Code, ConnectionLimits, Features, Method, NamedTensors, Request, Response, Status,
 };
-use support::make::{bytes_tensor, floats, fuse, graph, message, named, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{bytes_tensor, floats, fuse, graph, message, named, receive};
+use crate::support::{Pair, tensors};
 
 /// Frames go in chunks to peers that take them.
 fn limits() -> ConnectionLimits {

@@ -1,15 +1,13 @@
 //! Peers that begin more frames than the arena has memory for, and end none.
 
-mod greedy;
-mod stranger;
-
 use std::io::Write;
 use std::net::TcpStream;
 
-use greedy::*;
 use grpcxx_rpc::Code;
 use grpcxx_runtime::{Engine, STORE_PUSH};
-use stranger::{Hostile, STRANGER};
+
+use crate::greedy::*;
+use crate::stranger::{Hostile, STRANGER};
 
 const ARENA_BYTES: u64 = 256 * MIB;
 

@@ -1,8 +1,6 @@
 //! Payload that is beyond the share of its connection, and beyond the arena, on machines that have
 //! memory left and on those that have none.
 
-mod greedy;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -10,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use greedy::*;
 use grpcxx_memory::Headroom;
 use grpcxx_rpc::{Code, DType, GraphCall, Request, Response, Shape, Status, Tensor};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::exposition::{MetricsPage, ProgramPage};
 use grpcxx_runtime::{Engine, EngineOptions, STORE_PULL, STORE_PUSH};
+
+use crate::greedy::*;
 
 /// A task with an arena of 16 MiB, on a machine of 1 GiB of which so much is free.
 fn task(job: &str, free: &Arc<AtomicU64>) -> EngineOptions {

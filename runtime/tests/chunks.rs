@@ -1,12 +1,5 @@
 //! Small calls pass a large tensor on its connection, over sockets and over shared memory.
 
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary uses a part of it"
-)]
-mod support;
-
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -16,6 +9,8 @@ use grpcxx_memory::ArenaOptions;
 use grpcxx_rpc::{ConnectionLimits, DType, Response, Shape, Tensor};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Engine, EngineOptions, LinkMedium};
+
+use crate::support;
 
 const MIB: usize = 1 << 20;
 const LARGE_BYTES: usize = 512 * MIB;

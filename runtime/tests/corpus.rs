@@ -1,12 +1,10 @@
 //! The fuzz targets without a fuzzer: their corpus, and texts like those that they read.
 
-#[path = "support/fuzz.rs"]
-mod fuzz;
-
 use std::path::Path;
 
-use fuzz::{cluster_spec, endpoint_map};
 use proptest::prelude::*;
+
+use crate::fuzz::{cluster_spec, endpoint_map};
 
 fn run(target: &str, function: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -1,8 +1,5 @@
 //! Functions that wait: for a thread, or for what they await.
 
-#[path = "support/page.rs"]
-mod page;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
@@ -12,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{GraphCall, Shape, Tensor, Text};
 use grpcxx_runtime::{Engine, Remote, local};
-use page::told;
+
+use crate::page::told;
 
 const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(20);

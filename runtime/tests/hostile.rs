@@ -1,17 +1,16 @@
 //! Clients and servers over real sockets that take what they can get, and announce what they do not
 //! send.
 
-mod greedy;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use greedy::*;
 use grpcxx_rpc::{Code, DType, GraphCall, RendezvousLimits, Request, Shape, Tensor, Text};
 use grpcxx_runtime::{
     Call, Engine, EngineOptions, Patience, PeerShares, STORE_LIST, STORE_PULL, STORE_PUSH,
 };
+
+use crate::greedy::*;
 
 fn impatient(job: &str) -> EngineOptions {
     options(job, 128 * MIB).with(|options| {

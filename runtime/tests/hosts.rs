@@ -1,13 +1,12 @@
 //! Each host turns each TCP driver, awake and asleep.
 
-mod echo;
-
 use std::time::Duration;
 
-use echo::{Setup, run};
 use grpcxx_runtime::host::{HostChoice, HostKind, HostSetting};
 use grpcxx_runtime::idle::IdlePolicy;
 use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
+
+use crate::echo::{Setup, run};
 
 #[test]
 fn shards_echo_over_tcp() {

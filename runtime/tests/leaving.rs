@@ -1,8 +1,6 @@
 //! Engines beside a peer that plays an original: they leave it so that it goes on, and take what it
 //! sends.
 
-mod original;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Mutex;
@@ -14,8 +12,9 @@ use grpcxx_rpc::{Code, Method, Reason, Request, Response, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Call, DrainLimits, Engine, EngineOptions, Peer};
 use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
-use original::encode::{self, UINT8};
-use original::{Asked, Original, PATIENCE, Packet};
+
+use crate::original::encode::{self, UINT8};
+use crate::original::{Asked, Original, PATIENCE, Packet};
 
 /// What waits for nobody ends within this time, however busy the machine is.
 const AT_ONCE: Duration = Duration::from_secs(10);

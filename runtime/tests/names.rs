@@ -1,9 +1,6 @@
 //! Peers whose hosts have names: they are looked up before each dial, away from whoever calls and
 //! from the shards.
 
-#[path = "support/ports.rs"]
-mod ports;
-
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +12,8 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Method, Request, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Client, Engine, EngineOptions, Peer, Resolve};
-use ports::held_port;
+
+use crate::ports::held_port;
 
 /// A name service that the test writes.
 #[derive(Default)]

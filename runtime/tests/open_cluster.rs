@@ -1,8 +1,6 @@
 //! Who may do what in a cluster in which nobody proves anything: strangers, and peers at the hosts
 //! of the cluster spec.
 
-mod stranger;
-
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -12,7 +10,8 @@ use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Method, Request, Response};
 use grpcxx_runtime::policy::Policy;
 use grpcxx_runtime::{Engine, Later, Resolve, STORE_PULL, Served, Service};
-use stranger::*;
+
+use crate::stranger::*;
 
 /// Lets nobody do more than strangers may in an open cluster.
 fn open_to_strangers() -> Policy {

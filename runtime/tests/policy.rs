@@ -2,8 +2,6 @@
 //! encoder of their own, so that no check of the product's codec stands between them and the
 //! engine.
 
-mod stranger;
-
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,8 @@ use grpcxx_runtime::policy::{Policy, StoreAccess};
 use grpcxx_runtime::{Engine, EngineOptions, STORE_PULL, STORE_PUSH};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use stranger::*;
+
+use crate::stranger::*;
 
 #[test]
 fn a_stranger_cannot_empty_the_model() {

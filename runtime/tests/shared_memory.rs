@@ -1,7 +1,5 @@
 //! Engines of one host whose connections go on in shared memory.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,7 @@ use grpcxx_runtime::{
     Engine, EngineOptions, LinkMedium, Peer, STORE_PULL, STORE_PUSH, SharedMemory,
 };
 
-use support::{floats, key, receive, state};
+use crate::support::{floats, key, receive, state};
 
 fn options(job: &str) -> EngineOptions {
     EngineOptions::default().with(|options| {

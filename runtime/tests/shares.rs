@@ -1,16 +1,14 @@
 //! What a peer holds over all its connections: answers that it does not read, and keys.
 
-mod greedy;
-mod stranger;
-
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
 
-use greedy::*;
 use grpcxx_rpc::{Code, DType, RendezvousKey, RendezvousLimits, Shape, Tensor};
 use grpcxx_runtime::{Engine, PeerShares, STORE_PULL};
-use stranger::{Hostile, STRANGER};
+
+use crate::greedy::*;
+use crate::stranger::{Hostile, STRANGER};
 
 /// A server whose peers are owed 4 MiB, and keep 512 KiB of keys, over all their connections.
 fn sparing_of_peers() -> Engine {

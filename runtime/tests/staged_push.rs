@@ -1,9 +1,5 @@
 //! Pushes of several calls: staged on a connection, and visible at once.
 
-#[path = "support/page.rs"]
-mod page;
-mod stranger;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -14,8 +10,11 @@ use grpcxx_runtime::{
     Engine, Patience, PeerShares, Remote, STORE_COMMIT, STORE_DISCARD, STORE_LIST, STORE_STAGE,
     StagedPush,
 };
-use page::told;
-use stranger::{Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options};
+
+use crate::page::told;
+use crate::stranger::{
+    Hostile, PERMISSION_DENIED, STRANGER, bytes_tensor, engine, members_only, options,
+};
 
 const MIB: usize = 1 << 20;
 

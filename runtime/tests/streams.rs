@@ -1,14 +1,10 @@
 //! One suite of streams over every kind of link: the TCP drivers, shared memory, TLS, and RDMA
 //! where there is a device. The simulation of clusters has them over simulated RDMA.
 
-#[path = "support/authority.rs"]
-mod authority;
-
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use authority::Authority;
 use bytes::Bytes;
 use futures_channel::mpsc::unbounded;
 use futures_util::{StreamExt, stream};
@@ -20,6 +16,8 @@ use grpcxx_runtime::service::{
 use grpcxx_runtime::{Engine, EngineOptions, LinkMedium, Rdma, Remote};
 use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
 use prost::Message;
+
+use crate::authority::Authority;
 
 #[derive(Clone, PartialEq, Message)]
 struct Numbered {

@@ -1,19 +1,16 @@
 //! Engines whose connections are TLS, by settings alone.
 
-#[path = "support/authority.rs"]
-mod authority;
-mod support;
-
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use authority::Authority;
 use grpcxx_rpc::{Code, Reason, Request, Response, Status};
 use grpcxx_runtime::cluster::TaskId;
 use grpcxx_runtime::{Engine, Peer};
-use support::{floats, key, receive, state};
+
+use crate::authority::Authority;
+use crate::support::{floats, key, receive, state};
 
 fn peer_of(server: &Engine, worker: &Engine) -> Peer {
     let address = server.local_addr().unwrap().to_string();

@@ -1,17 +1,15 @@
 //! Calls of several peers that wait for a thread of the compute pool.
 
-mod greedy;
-mod stranger;
-
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use greedy::{graph_call, options, read_answer, settle};
 use grpcxx_rpc::{Fetched, GraphCall, Status};
 use grpcxx_runtime::Engine;
-use stranger::{Hostile, MEMBER, STRANGER};
+
+use crate::greedy::{graph_call, options, read_answer, settle};
+use crate::stranger::{Hostile, MEMBER, STRANGER};
 
 #[test]
 fn a_flood_of_calls_lets_those_of_another_peer_take_their_turn() {

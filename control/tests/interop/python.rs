@@ -30,6 +30,7 @@ pub(crate) fn grpcio_python() -> Result<PathBuf, String> {
 }
 
 /// Says what was not tested, and why.
+#[expect(clippy::print_stderr, reason = "what is skipped says so")]
 pub(crate) fn skip(what: &str, reason: &str) {
     assert!(
         std::env::var_os("GRPCXX_INTEROP").is_none_or(|value| value != "require"),

@@ -1,8 +1,6 @@
 //! What goes wrong with one stream: it ends with one clear status, is counted once, and disturbs
 //! nothing else on its connection.
 
-mod support;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +9,8 @@ use futures_util::stream;
 use grpcxx::Engine;
 use grpcxx::service::{Code, Request, ServiceClient, Status, Streaming};
 use grpcxx_greeter::probe::{Load, Order, ProbeClient, ProbeServer, Span};
-use support::MyProbe;
+
+use crate::support::MyProbe;
 
 /// A client and a server between which a stream goes on all the time.
 struct Scene {

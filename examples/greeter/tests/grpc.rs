@@ -1,15 +1,5 @@
 //! Services at the gRPC endpoint of a task: what clients of gRPC get of them.
 
-#![expect(clippy::print_stderr, reason = "what is skipped says so")]
-
-#[path = "interop/cpp.rs"]
-mod cpp;
-#[path = "support/door.rs"]
-mod door;
-#[path = "../../../control/tests/interop/python.rs"]
-mod python;
-mod support;
-
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -22,14 +12,18 @@ use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
 use grpcxx_greeter::probe::{self, Load, Order, ProbeServer, Span};
 use prost::Message;
-use python::{grpcio_python, skip, text};
-use support::MyProbe;
 use tonic::client::Grpc;
 use tonic::codegen::http::{HeaderMap, HeaderValue};
 use tonic::metadata::{MetadataKey, MetadataMap, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Code, Extensions, Request, Response, Status};
 use tonic_prost::ProstCodec;
+
+use crate::cpp;
+use crate::door;
+use crate::python::{grpcio_python, skip, text};
+use crate::support;
+use crate::support::MyProbe;
 
 fn start() -> (Server, [SocketAddr; 2]) {
     start_with("", "")

@@ -1,9 +1,5 @@
 //! Requests that stream to methods through the gRPC endpoint of a task.
 
-#[path = "support/door.rs"]
-mod door;
-mod support;
-
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,11 +12,13 @@ use grpcxx::server::Server;
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterServer, HelloReply, HelloRequest};
 use grpcxx_greeter::probe::{Load, ProbeServer, Span};
-use support::MyProbe;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
+
+use crate::door;
+use crate::support::MyProbe;
 
 /// Starts a task with a variable that is set, and connects to its gRPC port.
 async fn start_with(variable: &str, value: &str) -> (Server, Grpc<Channel>) {

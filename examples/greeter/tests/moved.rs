@@ -1,13 +1,9 @@
 //! A service that was written for tonic, and the same with the lines changed that docs/services.md
 //! shows: both answer alike, the second one over star and over gRPC.
 
-#[path = "support/door.rs"]
-mod door;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use door::ports::held_address;
 use futures_channel::oneshot;
 use futures_util::{FutureExt, Stream, stream};
 use grpcxx::service::Streaming;
@@ -17,6 +13,9 @@ use over_grpcxx::routeguide::route_guide_client::RouteGuideClient;
 use over_tonic::routeguide::{Feature, Point, Rectangle, RouteNote, RouteSummary};
 use prost::Message;
 use tonic::transport::Channel;
+
+use crate::door;
+use crate::ports::held_address;
 
 mod over_tonic {
     #[allow(unreachable_pub, reason = "tonic makes it")]

@@ -1,17 +1,15 @@
 //! The program: what it serves, over star and over gRPC.
 
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
-
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 
 use grpcxx_greeter::helloworld::{HelloReply, HelloRequest};
-use ports::held_address;
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
+
+use crate::ports::held_address;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_grpcxx-greeter");
 

@@ -1,9 +1,6 @@
 //! What a method knows of a request beside its message, and the code that sees it before, through
 //! both doors.
 
-#[path = "support/door.rs"]
-mod door;
-
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,6 +17,8 @@ use grpcxx_greeter::helloworld::{HelloReply, HelloRequest, HellosRequest};
 use tonic::client::Grpc;
 use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
+
+use crate::door;
 
 /// Answers with what it knows of its request.
 struct Knowing;

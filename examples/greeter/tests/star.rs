@@ -1,7 +1,5 @@
 //! Services over star: what a generated client gets of a generated server.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -13,7 +11,9 @@ use grpcxx::{DType, Engine, GraphCall, Reason, Shape, Tensor};
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterClient, GreeterServer, HelloReply, HelloRequest};
 use grpcxx_greeter::probe::{self, Load, ProbeClient, ProbeServer, Span};
-use support::{MyProbe, Waits};
+
+use crate::support;
+use crate::support::{MyProbe, Waits};
 
 struct Both {
     server: Engine,

@@ -1,7 +1,5 @@
 //! Methods that stream, over star and within a task.
 
-mod support;
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -14,7 +12,9 @@ use grpcxx::service::{Code, Request, Streaming};
 use grpcxx_greeter::MyGreeter;
 use grpcxx_greeter::helloworld::{GreeterClient, GreeterServer, HelloRequest, HellosRequest};
 use grpcxx_greeter::probe::{Load, Order, ProbeClient, ProbeServer};
-use support::{MyProbe, Waits};
+
+use crate::support;
+use crate::support::{MyProbe, Waits};
 
 struct Both {
     server: Engine,

@@ -4,9 +4,6 @@ use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
-
 use bytes::Bytes;
 use futures_executor::block_on;
 use grpcxx::{Code, Engine, Status};
@@ -15,6 +12,8 @@ use grpcxx_keyvalue::proto::{KeyValueClient, ScanRequest};
 use grpcxx_keyvalue::store::{ENTRY_BYTES, end_of_prefix};
 use grpcxx_keyvalue::{Limits, Server};
 use proptest::prelude::*;
+
+use crate::ports;
 
 /// A server, and a client of it.
 struct Both {

@@ -1,14 +1,13 @@
 //! Payloads that lie elsewhere cross with one copy where the receiver takes lent memory, and as
 //! before where it does not.
 
-mod support;
-
 use std::collections::VecDeque;
 
 use grpcxx_memory::{Arena, ArenaOptions, Buffer};
 use grpcxx_shm::{RING_BYTES_MIN, ShmCounters, ShmOptions};
 use grpcxx_transport::{LinkId, Outcome, Park, Transport};
-use support::*;
+
+use crate::support::*;
 
 fn with_arena(bounce_arena_bytes: usize) -> ShmOptions {
     ShmOptions::default().with(|options| {

@@ -1,8 +1,6 @@
 //! A peer that writes garbage, or dies at any point, can neither crash nor hang a link
 //! (checklist 18).
 
-mod support;
-
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -10,12 +8,14 @@ use std::path::Path;
 
 use grpcxx_shm::{RING_BYTES_MIN, ShmOptions};
 use grpcxx_transport::{CloseReason, Transport};
-use support::dialled::{DIALLED_RING, DIALLED_TAIL};
-use support::hostile::{
+
+use crate::support;
+use crate::support::dialled::{DIALLED_RING, DIALLED_TAIL};
+use crate::support::hostile::{
     self, ENDED, HEAD_OF_THE_OTHER_LANE, MARK, Peer, RING, TAIL, sealed_memory,
     sealed_memory_called, shown,
 };
-use support::{HEAD, Side};
+use crate::support::{HEAD, Side};
 
 /// A victim with a link to a hostile peer.
 fn victim() -> (Side, grpcxx_transport::LinkId, Peer) {

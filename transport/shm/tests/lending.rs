@@ -1,14 +1,13 @@
 //! Payloads in shared arenas are received without a copy, large ones elsewhere with one, and all
 //! come home.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::{Arena, Buffer};
 use grpcxx_shm::ShmOptions;
 use grpcxx_transport::{CloseReason, LinkId, Outcome, Park, Transport};
-use support::*;
+
+use crate::support::*;
 
 fn lenders() -> (Side, LinkId, Side, LinkId, Arena) {
     let (a, near, mut b, far) = pair(&ShmOptions::default());

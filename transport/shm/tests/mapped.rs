@@ -1,13 +1,12 @@
 //! Memory of peers takes no more address space than allowed. One test, so that no other link of
 //! this process counts.
 
-mod support;
-
 use std::os::fd::AsFd;
 
 use grpcxx_shm::{RING_BYTES_MIN, ShmOptions, mapped_bytes};
-use support::hostile::{Peer, sealed_memory};
-use support::*;
+
+use crate::support::hostile::{Peer, sealed_memory};
+use crate::support::*;
 
 #[test]
 fn memory_of_peers_is_bounded_in_sum() {

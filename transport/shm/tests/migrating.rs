@@ -1,7 +1,5 @@
 //! Links that start on TCP and go on in shared memory.
 
-mod support;
-
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -15,7 +13,8 @@ use grpcxx_transport::{
     Next, Outcome, Park, Progress, Time, Transport,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use support::{private_arena, shared_arena};
+
+use crate::support::{private_arena, shared_arena};
 
 type Links = Migrating<TcpTransport, ShmMedium>;
 

@@ -1,9 +1,5 @@
 //! Links over real sockets, with both drivers.
 
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
-mod support;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -11,8 +7,10 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_transport::{CloseReason, LinkId, LinkLimits, Outcome, Refusal, Transport};
-use ports::held_address;
-use support::*;
+
+use crate::for_each_driver;
+use crate::ports::held_address;
+use crate::support::*;
 
 /// Sends a message on each link, and each back.
 fn echo(a: &mut Side, b: &mut Side, links: &[LinkId], payload: Vec<u8>) {

@@ -1,8 +1,6 @@
 //! Links that are asked for bytes so often that epoll tells nothing of them any more; with both
 //! drivers.
 
-mod support;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd;
@@ -13,7 +11,9 @@ use grpcxx_memory::Buffer;
 use grpcxx_tcp::{DriverRequest, TcpOptions};
 use grpcxx_transport::{CloseReason, LinkId, Park, Transport};
 use rustix::net::sockopt;
-use support::*;
+
+use crate::for_each_driver;
+use crate::support::*;
 
 /// A link of a side to a plain socket.
 fn link(side: &mut Side, address: SocketAddr) -> (LinkId, TcpStream) {

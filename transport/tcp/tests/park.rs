@@ -1,7 +1,5 @@
 //! Sleeping and waking, with both drivers.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -9,7 +7,9 @@ use std::time::{Duration, Instant};
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::DriverRequest;
 use grpcxx_transport::{Park, Transport};
-use support::*;
+
+use crate::for_each_driver;
+use crate::support::*;
 
 /// Turns until there is nothing left to do.
 fn quiet(side: &mut Side) {

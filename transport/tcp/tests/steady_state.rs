@@ -1,13 +1,13 @@
 //! What traffic costs beside time: copies, and allocations.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use grpcxx_memory::Buffer;
 use grpcxx_tcp::DriverRequest;
 use grpcxx_transport::{Frame, LinkId, Transport};
-use support::*;
+
+use crate::for_each_driver;
+use crate::support::*;
 
 /// Refills a frame that came back and sends it again.
 fn send_again(side: &mut Side, link: LinkId, payload: &Buffer) {

@@ -1,7 +1,5 @@
 //! Links over TLS pass the suite of all transports, with both drivers of TCP.
 
-mod support;
-
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -9,7 +7,8 @@ use grpcxx_tcp::{DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_tls::{SharedCredentials, Tls, TlsMode, TlsOptions};
 use grpcxx_transport::conformance::{self, Bounds, Environment};
 use grpcxx_transport::{LinkId, LinkLimits, Time};
-use support::Authority;
+
+use crate::support::Authority;
 
 struct Loopback {
     tcp: TcpOptions,

@@ -1,12 +1,10 @@
 //! The fuzz target without a fuzzer: its corpus, and damaged messages of real handshakes.
 
-#[path = "support/fuzz.rs"]
-mod fuzz;
-
 use std::path::Path;
 
-use fuzz::{end, tls_handshake};
 use proptest::prelude::*;
+
+use crate::fuzz::{end, tls_handshake};
 
 #[test]
 fn the_corpus_of_the_fuzzer_holds() {

@@ -1,7 +1,5 @@
 //! Who gets in, who does not, and how long that may take.
 
-mod support;
-
 use std::io::Write;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -11,9 +9,11 @@ use grpcxx_tls::{Credentials, PemTexts, TlsMode, TlsOptions};
 use grpcxx_transport::{CloseReason, Park, Transport};
 use proptest::prelude::*;
 use rcgen::SanType;
-use support::peer::Peer;
-use support::side::{Side, message_bytes};
-use support::{Authority, share};
+
+use crate::support;
+use crate::support::peer::Peer;
+use crate::support::side::{Side, message_bytes};
+use crate::support::{Authority, share};
 
 fn options(mode: TlsMode) -> TlsOptions {
     TlsOptions::default().with(|options| {

@@ -1,9 +1,5 @@
 //! Peers whose TLS is not ours: rustls with records of its own, and OpenSSL.
 
-#[path = "../../../runtime/tests/support/ports.rs"]
-mod ports;
-mod support;
-
 use std::io::Write;
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -11,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use grpcxx_tls::{TlsMode, TlsOptions};
 use grpcxx_transport::{CloseReason, Park, Transport};
-use ports::held_address;
 use rcgen::SanType;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::SupportedCipherSuite;
 use rustls::crypto::ring::cipher_suite;
-use support::peer::Peer;
-use support::side::{Side, message, message_bytes};
-use support::{Authority, Pem, share};
+
+use crate::ports::held_address;
+use crate::support::peer::Peer;
+use crate::support::side::{Side, message, message_bytes};
+use crate::support::{Authority, Pem, share};
 
 fn require() -> TlsOptions {
     TlsOptions::default().with(|options| options.mode = TlsMode::Require)

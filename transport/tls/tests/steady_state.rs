@@ -1,7 +1,5 @@
 //! Traffic over TLS allocates nothing once it flows.
 
-mod support;
-
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_tcp::{Accepted, DriverRequest, TcpOptions, TcpTransport};
 use grpcxx_tls::{Tls, TlsMode, TlsOptions};
@@ -11,7 +9,8 @@ use grpcxx_transport::{
 };
 use std::net::SocketAddr;
 use std::time::Instant;
-use support::Authority;
+
+use crate::support::Authority;
 
 /// Takes messages of one size, a head of 8 bytes in front, and uses its memory over and over.
 #[derive(Default)]

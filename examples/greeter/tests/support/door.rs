@@ -1,14 +1,12 @@
 //! A task with a star port and a gRPC port.
 
-#[path = "../../../../runtime/tests/support/ports.rs"]
-pub(crate) mod ports;
-
 use std::net::SocketAddr;
 
 use grpcxx::server::{Server, ServerOptions};
 use grpcxx::topology::Topology;
 use grpcxx::{ClusterSpec, Config, TaskId};
-use ports::held_address;
+
+use crate::ports::held_address;
 
 /// Starts a task without services, with a variable that is set. Its ports are those of gRPC, star
 /// and metrics.

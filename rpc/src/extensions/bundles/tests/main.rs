@@ -1,16 +1,14 @@
 //! Small requests and answers that share a frame.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
     CallOptions, Code, ConnectionLimits, Features, PeerViolation, Request, Response, Status, Tensor,
 };
 use grpcxx_transport::{Outcome, Time};
 use proptest::prelude::*;
-use support::make::{self, floats, fuse, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{self, floats, fuse, receive};
+use crate::support::{Pair, tensors};
 
 fn header(bytes: &[u8]) -> RequestHeader {
     RequestHeader::decode(bytes.first_chunk().unwrap()).unwrap()

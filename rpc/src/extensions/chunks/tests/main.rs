@@ -1,8 +1,5 @@
 //! Long frames in chunks, between two connections without a link.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::wire::{CHUNK_METHOD, ChunkHeader, HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
     CallId, CallOptions, ChunkError, ClientConnection, Code, ConnectionLimits, Features, Finished,
@@ -10,9 +7,10 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::{Outcome, Time};
 use proptest::prelude::*;
-use support::driver::frame_bytes;
-use support::make::{bytes_tensor, floats, fuse, graph, message, named, receive};
-use support::{Pair, Port, tensors};
+
+use crate::support::driver::frame_bytes;
+use crate::support::make::{bytes_tensor, floats, fuse, graph, message, named, receive};
+use crate::support::{Pair, Port, tensors};
 
 const CHUNK_BYTES: usize = 1500;
 

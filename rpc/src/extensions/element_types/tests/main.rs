@@ -1,11 +1,9 @@
 //! Tensors of types that originals of star do not know.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::{Code, DType, Features, Request, Response, Shape, Tensor};
-use support::make::{fuse, graph, named, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{fuse, graph, named, receive};
+use crate::support::{Pair, tensors};
 
 fn newer() -> impl Iterator<Item = Tensor> {
     let dtypes = DType::ALL.iter().filter(|dtype| !dtype.is_star());

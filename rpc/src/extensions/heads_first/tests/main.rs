@@ -1,9 +1,6 @@
 //! Responses with all heads before the data: the same tensors arrive as in the form of originals,
 //! in whatever pieces, and each takes the memory that it should.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_memory::BufferMut;
 use grpcxx_rpc::wire::{DATA_ALIGNMENT_BYTES, HEADER_BYTES, RUN_BYTES, ResponseHeader};
 use grpcxx_rpc::{
@@ -12,8 +9,10 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::Outcome;
 use proptest::prelude::*;
-use support::make::{bytes_tensor, fuse};
-use support::{Pair, tensors};
+
+use crate::support;
+use crate::support::make::{bytes_tensor, fuse};
+use crate::support::{Pair, tensors};
 
 fn request(count: usize) -> Request {
     Request::FuseRecvTensor {

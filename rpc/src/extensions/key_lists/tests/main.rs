@@ -1,16 +1,14 @@
 //! Requests that have a number in the place of their keys.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader};
 use grpcxx_rpc::{
     Code, Features, KeyList, Method, PeerViolation, Reason, Request, Response, Status, Text,
 };
 use grpcxx_transport::Outcome;
 use proptest::prelude::*;
-use support::make::bytes_tensor;
-use support::{Pair, tensors};
+
+use crate::support::make::bytes_tensor;
+use crate::support::{Pair, tensors};
 
 fn list(name: usize, count: usize) -> KeyList {
     (0..count)

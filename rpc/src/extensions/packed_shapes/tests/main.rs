@@ -1,12 +1,10 @@
 //! Shapes that no form of star holds: between ends that both know packed shapes they arrive as they
 //! were, in requests and answers of every form; an original is sent none.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::{Code, DType, Features, Request, Response, Shape, Tensor};
-use support::make::{bytes_tensor, fuse, graph, named, receive};
-use support::{Pair, tensors};
+
+use crate::support::make::{bytes_tensor, fuse, graph, named, receive};
+use crate::support::{Pair, tensors};
 
 const WIDE: [&[u64]; 5] = [
     &[1, 1, 1, 1, 1, 1, 1],

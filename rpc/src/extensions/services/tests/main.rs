@@ -1,8 +1,5 @@
 //! Methods of services that are called by their path.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use std::time::Duration;
 
 use grpcxx_memory::Buffer;
@@ -12,7 +9,8 @@ use grpcxx_rpc::{
     RESPONSE_FETCH, Reason, Request, Response, Right, Rights, Shape, Status,
 };
 use proptest::prelude::*;
-use support::Pair;
+
+use crate::support::Pair;
 
 const PATH: &str = "/demo.Greeter/SayHello";
 

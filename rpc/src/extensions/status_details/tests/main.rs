@@ -1,15 +1,13 @@
 //! Details of failures: between ends that both know them they arrive with the text; nobody else is
 //! sent any.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::wire::{HEADER_BYTES, RequestHeader, ResponseHeader};
 use grpcxx_rpc::{
     Code, Envelope, Features, Metadata, PeerViolation, Reason, Request, Response, Status,
 };
-use support::Pair;
-use support::make::{graph, receive};
+
+use crate::support::Pair;
+use crate::support::make::{graph, receive};
 
 const MAX: usize = 32 << 10;
 

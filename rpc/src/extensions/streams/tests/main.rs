@@ -1,7 +1,7 @@
 //! Streams between two connections without a link.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
+use crate::support;
+use crate::support::Pair;
 
 mod rules;
 
@@ -16,7 +16,6 @@ use grpcxx_rpc::{
 };
 use grpcxx_transport::Time;
 use proptest::prelude::*;
-use support::Pair;
 
 const PATH: &str = "/demo.Greeter/Chat";
 const TOKEN: u64 = 77;

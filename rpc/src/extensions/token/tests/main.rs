@@ -1,8 +1,5 @@
 //! Ends of a connection that prove to each other that they have the token of their cluster.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use std::sync::Arc;
 
 use grpcxx_rpc::wire::{Announcement, HEADER_BYTES, RequestHeader, ResponseHeader};
@@ -11,8 +8,9 @@ use grpcxx_rpc::{
     Method, PeerViolation, Provable, Prover, Proving, Reason, Response, Right, Rights,
     ServerConnection, Text, Token, Unproven,
 };
-use support::make::{KEY, bytes_tensor, receive};
-use support::{Pair, Port, tensors};
+
+use crate::support::make::{KEY, bytes_tensor, receive};
+use crate::support::{Pair, Port, tensors};
 
 const INCARNATION: u64 = 7;
 const WITH_TOKEN: Features = Features::from_bits(Features::ALL.bits() | Features::TOKEN.bits());

@@ -1,10 +1,8 @@
 //! Graph calls that say which trace they belong to.
 
-#[path = "../../../../tests/support/mod.rs"]
-mod support;
-
 use grpcxx_rpc::{Features, GraphCall, Request, TraceContext};
-use support::Pair;
+
+use crate::support::Pair;
 
 fn traced() -> Request {
     Request::StarRunGraph(Box::new(GraphCall {
