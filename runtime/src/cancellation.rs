@@ -27,8 +27,8 @@ pub(crate) struct Cancel {
     mailboxes: Arc<Mailboxes>,
     shard: usize,
     number: u64,
-    /// What the shard looks at when it begins the call, if that may go on for ever.
-    flag: Option<Arc<AtomicBool>>,
+    /// Whether the call may go on for ever if nobody withdraws it.
+    is_endless: bool,
 }
 
 impl Cancellation {
@@ -76,14 +76,14 @@ impl Cancel {
             mailboxes: Arc::clone(mailboxes),
             shard,
             number: mailboxes.next_call(),
-            flag: None,
+            is_endless: false,
         }
     }
 
     /// For a call to come of this shard that may go on for ever if nobody withdraws it.
     pub(crate) fn of_stream(mailboxes: &Arc<Mailboxes>, shard: usize) -> Self {
         Self {
-            flag: Some(Arc::default()),
+            is_endless: true,
             ..Self::new(mailboxes, shard)
         }
     }
@@ -92,7 +92,7 @@ impl Cancel {
     pub(crate) fn cancellable(&self) -> Cancellable {
         Cancellable {
             number: self.number,
-            flag: self.flag.clone(),
+            flag: None,
         }
     }
 
@@ -115,14 +115,9 @@ impl Cancel {
     /// Withdraws the call, if the shard's inbox has room. If it has none the call runs to its end
     /// and its result is dropped, unless it has none by itself.
     pub(crate) fn send(self) {
-        match &self.flag {
-            Some(flag) => {
-                // What does not fit into the inbox may overtake the call, which ends then as it
-                // begins.
-                flag.store(true, Ordering::SeqCst);
-                self.send_surely();
-            }
-            None => drop(self.mailboxes.try_deliver(self.shard, self.command())),
+        match self.is_endless {
+            true => self.send_surely(),
+            false => drop(self.mailboxes.try_deliver(self.shard, self.command())),
         }
     }
 

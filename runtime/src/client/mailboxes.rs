@@ -38,6 +38,8 @@ pub(crate) struct Mailboxes {
     lenders: Vec<OnceLock<Arc<dyn Lender>>>,
     /// The program has code on shards that may rely on their threads.
     are_bound: AtomicBool,
+    /// What found an inbox full and must not be lost. While there is some, all that comes to the
+    /// shard goes there, or back: in the inbox it would overtake what its sender has sent before.
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
     calls: AtomicU64,
@@ -174,7 +176,7 @@ impl Mailboxes {
         reason = "the command comes back whole, without an allocation"
     )]
     pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
-        if self.are_inherited() {
+        if self.has_overflow(shard) || self.are_inherited() {
             return Err(command);
         }
         self.inboxes[shard]
@@ -235,7 +237,7 @@ impl Mailboxes {
     }
 
     /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait
-    /// beside it; there are never more of them than requests under way.
+    /// beside it, behind all that is in it; there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
             if self.inboxes[shard].is_closed() || self.are_inherited() {
@@ -253,17 +255,9 @@ impl Mailboxes {
     }
 
     /// Whether an answer that did not fit into the shard's inbox waits.
+    #[inline]
     fn has_overflow(&self, shard: usize) -> bool {
         !self.overflow[shard].is_empty()
-    }
-
-    /// The next answer that did not fit into the shard's inbox.
-    fn overflow(&self, shard: usize) -> Option<Command> {
-        // A look costs less than an attempt, which is a full fence, and there is nearly never one.
-        if self.overflow[shard].is_empty() {
-            return None;
-        }
-        self.overflow[shard].pop()
     }
 
     /// Ends a command that no shard carries out.
@@ -287,12 +281,14 @@ impl Mailbox {
     /// Takes the command that waits longest.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Command> {
-        self.inbox.pop()
-    }
-
-    /// The next answer that did not fit into the inbox.
-    pub(crate) fn overflow(&mut self) -> Option<Command> {
-        self.all.overflow(self.shard)
+        let command = self.inbox.pop();
+        if command.is_some() || !self.all.has_overflow(self.shard) {
+            return command;
+        }
+        // What its sender has sent before the first of them is in the inbox by now, or was taken.
+        self.inbox
+            .pop()
+            .or_else(|| self.all.overflow[self.shard].pop())
     }
 
     /// Whether no command waits.
