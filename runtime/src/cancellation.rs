@@ -2,10 +2,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use grpcxx_rpc::Status;
+use grpcxx_rpc::{Status, Tensor};
+use smallvec::SmallVec;
 
 use crate::client::Mailboxes;
-use crate::command::{Cancellable, Command};
+use crate::command::{Cancellable, Command, Taken};
 use crate::host::Turnable;
 
 /// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as
@@ -124,6 +125,11 @@ impl Cancel {
     /// Withdraws the call for certain, because a program waits for its end.
     pub(crate) fn send_surely(&self) {
         self.mailboxes.deliver(self.shard, self.command());
+    }
+
+    /// Puts tensors back that the call has taken out of a step, and nobody has got.
+    pub(crate) fn restore(&self, taken: Taken, tensors: SmallVec<[Tensor; 1]>) {
+        self.mailboxes.restore(taken, tensors);
     }
 
     fn command(&self) -> Command {

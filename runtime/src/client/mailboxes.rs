@@ -7,10 +7,11 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 use grpcxx_memory::forks;
-use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_rpc::{Code, Reason, Status, Tensor, home_shard};
+use smallvec::SmallVec;
 
 use crate::blame::survive;
-use crate::command::Command;
+use crate::command::{Command, Taken};
 use crate::fate::Fate;
 use crate::host::{HostError, Turnable};
 use crate::limits;
@@ -252,6 +253,18 @@ impl Mailboxes {
             self.doorbells[shard].ring();
             self.stir(shard);
         }
+    }
+
+    /// Puts tensors back into the step of which they were taken.
+    pub(crate) fn restore(&self, taken: Taken, tensors: SmallVec<[Tensor; 1]>) {
+        let Taken { step_id, keys } = taken;
+        let home = home_shard(step_id, self.len());
+        let restore = Command::Restore {
+            step_id,
+            keys,
+            tensors,
+        };
+        self.deliver(home, restore);
     }
 
     /// Whether an answer that did not fit into the shard's inbox waits.
