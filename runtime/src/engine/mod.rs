@@ -63,6 +63,8 @@ pub struct Engine {
     /// None of them once the engine was told to stop.
     hosts: Mutex<Vec<HostHandle>>,
     shards: Shards,
+    /// Whether all shards turn: before that nobody can wait for what one of them does.
+    is_prepared: bool,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
     turns: AtomicUsize,
@@ -412,7 +414,8 @@ impl Engine {
     }
 
     /// Makes a value on each shard, where `make` gets the number of the shard; see [`Sharded`].
-    /// Futures await [`Sharded::start`] in place of this.
+    /// Futures await [`Sharded::start`] in place of this. While the engine is prepared
+    /// ([`EngineBuilder::start_with`]) shards may not turn yet: it does as [`Sharded::begin`] then.
     ///
     /// # Errors
     /// The engine has ended, or a shard's inbox is full; `FAILED_PRECONDITION` on the thread of a
@@ -424,6 +427,9 @@ impl Engine {
     {
         if self.shards.current().is_some() {
             return Err(would_block());
+        }
+        if !self.is_prepared {
+            return Ok(Sharded::begin(&self.shards, make));
         }
         wait(Sharded::start(&self.shards, make))
     }
