@@ -27,7 +27,7 @@ pub struct StoreLimits {
     pub tensors: usize,
     /// Longest name, in bytes.
     pub name_bytes: usize,
-    /// Most bytes of data in all tensors.
+    /// Most bytes of all tensors, as [`TensorStore::entry_bytes`] counts them.
     pub stored_bytes: u64,
 }
 
@@ -90,10 +90,9 @@ impl TensorStore {
             });
         }
         tensor.make_private();
-        self.stored_bytes += tensor.data.len() as u64;
-        let previous = self.tensors.insert(name, tensor);
-        self.stored_bytes -= previous.as_ref().map_or(0, |t| t.data.len() as u64);
-        Ok(previous)
+        self.stored_bytes -= self.bytes_of(&name);
+        self.stored_bytes += Self::entry_bytes(&name, &tensor);
+        Ok(self.tensors.insert(name, tensor))
     }
 
     /// The tensor of this name, sharing its data.
@@ -109,9 +108,8 @@ impl TensorStore {
 
     /// Forgets the tensor of this name and returns it.
     pub fn remove(&mut self, name: &str) -> Option<Tensor> {
-        let tensor = self.tensors.remove(name)?;
-        self.stored_bytes -= tensor.data.len() as u64;
-        Some(tensor)
+        self.stored_bytes -= self.bytes_of(name);
+        self.tensors.remove(name)
     }
 
     /// Forgets all tensors.
@@ -162,10 +160,20 @@ impl TensorStore {
         &self.limits
     }
 
-    /// Bytes of data in all tensors.
+    /// Bytes of all tensors, as [`TensorStore::entry_bytes`] counts them.
     pub fn stored_bytes(&self) -> u64 {
         self.stored_bytes
     }
+
+    /// The bytes for which a tensor under this name counts: its data, its name, and
+    /// [`ENTRY_BYTES`](Self::ENTRY_BYTES).
+    pub fn entry_bytes(name: &str, tensor: &Tensor) -> u64 {
+        Self::ENTRY_BYTES + name.len() as u64 + tensor.data.len() as u64
+    }
+
+    /// The bytes for which a tensor counts beside its name and its data, so that empty ones are
+    /// limited too: what the store keeps of each.
+    pub const ENTRY_BYTES: u64 = 256;
 
     /// Whether a tensor may be kept under this name, as far as that does not depend on what is
     /// kept besides.
@@ -218,8 +226,7 @@ impl TensorStore {
 
     fn admit(&self, name: &Text, tensor: &Tensor) -> Result<(), Status> {
         self.check(name, tensor)?;
-        let previous = self.tensors.get(name.as_str());
-        if previous.is_none() && self.tensors.len() >= self.limits.tensors {
+        if !self.contains(name) && self.tensors.len() >= self.limits.tensors {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
@@ -230,21 +237,28 @@ impl TensorStore {
             )
             .because(Reason::Limit));
         }
-        let others = self.stored_bytes - previous.map_or(0, |t| t.data.len() as u64);
+        let others = self.stored_bytes - self.bytes_of(name);
         let left = self.limits.stored_bytes.saturating_sub(others);
-        if tensor.data.len() as u64 > left {
+        let bytes = Self::entry_bytes(name, tensor);
+        if bytes > left {
             return Err(Status::new(
                 Code::ResourceExhausted,
                 format!(
-                    "{name} has {} bytes, {left} are left of the limit stored_bytes = {} of the \
-                     store; remove some first",
-                    tensor.data.len(),
+                    "{name} takes {bytes} bytes, with its name and {} for its place, {left} are \
+                     left of the limit stored_bytes = {} of the store; remove some first",
+                    Self::ENTRY_BYTES,
                     self.limits.stored_bytes
                 ),
             )
             .because(Reason::Limit));
         }
         Ok(())
+    }
+
+    /// The bytes for which the tensor of this name counts now.
+    fn bytes_of(&self, name: &str) -> u64 {
+        let kept = self.tensors.get(name);
+        kept.map_or(0, |tensor| Self::entry_bytes(name, tensor))
     }
 
     fn not_found(&self, name: &str) -> Status {
@@ -275,6 +289,8 @@ impl Default for TensorStore {
         Self::new(StoreLimits::default())
     }
 }
+
+const _: () = assert!(size_of::<(Text, Tensor)>() as u64 <= TensorStore::ENTRY_BYTES);
 
 /// The beginning of a name for an error, on one line.
 fn shown(name: &str) -> String {
@@ -314,20 +330,26 @@ mod tests {
         store
     }
 
+    /// What tensors count for under so many bytes of names, with so many bytes of data.
+    fn counted(tensors: u64, name_bytes: u64, data_bytes: u64) -> u64 {
+        tensors * TensorStore::ENTRY_BYTES + name_bytes + data_bytes
+    }
+
     #[test]
     fn names_come_in_byte_order_and_bytes_are_counted() {
         let mut store = store(&["b", "a.weight", "B", "é", "a"]);
         let names: Vec<&str> = store.names().map(Text::as_str).collect();
         assert_eq!(names, ["B", "a", "a.weight", "b", "é"]);
-        assert_eq!(store.stored_bytes(), 1 + 8 + 1 + 2 + 1);
+        assert_eq!(store.stored_bytes(), counted(5, 13, 1 + 8 + 1 + 2 + 1));
         assert_eq!(
             store.put(Text::from("b"), bytes(5)).unwrap(),
             Some(bytes(1))
         );
-        assert_eq!(store.stored_bytes(), 17);
+        assert_eq!(store.stored_bytes(), counted(5, 13, 17));
         assert_eq!(store.remove("b"), Some(bytes(5)));
         assert_eq!(store.remove("b"), None);
-        assert_eq!((store.len(), store.stored_bytes()), (4, 12));
+        let left = counted(4, 12, 12);
+        assert_eq!((store.len(), store.stored_bytes()), (4, left));
         store.clear();
         assert_eq!((store.len(), store.stored_bytes()), (0, 0));
     }
@@ -375,7 +397,7 @@ mod tests {
         let mut store = TensorStore::new(StoreLimits {
             tensors: 2,
             name_bytes: 3,
-            stored_bytes: 10,
+            stored_bytes: counted(2, 2, 10),
         });
         let mut refuse = |name: &str, count: usize, code: Code, word: &str| {
             let rejected = store.put(Text::from(name), bytes(count)).unwrap_err();
@@ -385,7 +407,8 @@ mod tests {
         };
         refuse("", 1, Code::InvalidArgument, "name_bytes");
         refuse("long", 1, Code::InvalidArgument, "name_bytes");
-        refuse("a", 11, Code::ResourceExhausted, "stored_bytes");
+        let beyond = counted(1, 1, 11) as usize;
+        refuse("a", beyond, Code::ResourceExhausted, "stored_bytes");
         store.put(Text::from("a"), bytes(6)).unwrap();
         store.put(Text::from("a"), bytes(9)).unwrap();
         store.put(Text::from("b"), bytes(1)).unwrap();
@@ -393,5 +416,16 @@ mod tests {
         assert!(full.status.message.contains("tensors = 2"), "{full}");
         let dead = store.put(Text::from("a"), Tensor::dead()).unwrap_err();
         assert_eq!(dead.status.code, Code::InvalidArgument);
+    }
+
+    #[test]
+    fn long_names_of_empty_tensors_are_limited() {
+        let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 10_000);
+        let mut store = TensorStore::new(limits);
+        let name = |index: usize| Text::from(format!("{index:0>1000}"));
+        let put = (0..20).take_while(|&index| store.put(name(index), bytes(0)).is_ok());
+        assert_eq!(put.count(), 10_000 / 1_256);
+        let short = store.put(Text::from("a"), bytes(2_000)).unwrap_err();
+        assert_eq!(short.status.code, Code::ResourceExhausted);
     }
 }

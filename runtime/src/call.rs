@@ -13,6 +13,7 @@ use grpcxx_rpc::{Code, Request, Response, Status, Tensor, TensorMeta};
 
 use crate::cancellation::{Cancel, Cancellation};
 use crate::client::Peer;
+use crate::command::Taken;
 use crate::fate::stopped;
 use crate::host::wait_for;
 use crate::shard::ShardContext;
@@ -121,6 +122,8 @@ pub struct Call<T = Response> {
     cancel: Option<Cancel>,
     /// Takes the result out of the response.
     take: Take<T>,
+    /// What goes back into a step of this task if nobody takes the result.
+    taken: Option<Box<Taken>>,
     /// For programs that trace.
     span: CallSpan,
 }
@@ -138,6 +141,7 @@ impl<T> Call<T> {
             receiver,
             cancel: Some(cancel),
             take,
+            taken: None,
             span: CallSpan::default(),
         }
     }
@@ -151,8 +155,15 @@ impl<T> Call<T> {
             receiver,
             cancel: None,
             take,
+            taken: None,
             span: CallSpan::default(),
         }
+    }
+
+    /// Puts tensors of a step of this task back if the call is dropped with them.
+    pub(crate) fn taking(mut self, taken: Taken) -> Self {
+        self.taken = Some(Box::new(taken));
+        self
     }
 
     /// Lets the span last as long as the call.
@@ -202,8 +213,19 @@ impl<T> Future for Call<T> {
 
 impl<T> Drop for Call<T> {
     fn drop(&mut self) {
-        if let Some(cancel) = self.cancel.take() {
-            cancel.send();
+        let Some(cancel) = self.cancel.take() else {
+            return;
+        };
+        // From here on the shard finds that nobody waits, or the result is here.
+        self.receiver.close();
+        match self.receiver.try_recv() {
+            Ok(Some(Ok(Response::Tensors(tensors)))) => {
+                if let Some(taken) = self.taken.take() {
+                    cancel.restore(*taken, tensors);
+                }
+            }
+            Ok(Some(_)) => {}
+            Ok(None) | Err(oneshot::Canceled) => cancel.send(),
         }
     }
 }

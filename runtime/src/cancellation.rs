@@ -2,10 +2,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use grpcxx_rpc::Status;
+use grpcxx_rpc::{Status, Tensor};
+use smallvec::SmallVec;
 
 use crate::client::Mailboxes;
-use crate::command::{Cancellable, Command};
+use crate::command::{Cancellable, Command, Taken};
 use crate::host::Turnable;
 
 /// The means to withdraw one call from any thread, before it was begun too: it then ends as soon as
@@ -27,8 +28,8 @@ pub(crate) struct Cancel {
     mailboxes: Arc<Mailboxes>,
     shard: usize,
     number: u64,
-    /// What the shard looks at when it begins the call, if that may go on for ever.
-    flag: Option<Arc<AtomicBool>>,
+    /// Whether the call may go on for ever if nobody withdraws it.
+    is_endless: bool,
 }
 
 impl Cancellation {
@@ -76,14 +77,14 @@ impl Cancel {
             mailboxes: Arc::clone(mailboxes),
             shard,
             number: mailboxes.next_call(),
-            flag: None,
+            is_endless: false,
         }
     }
 
     /// For a call to come of this shard that may go on for ever if nobody withdraws it.
     pub(crate) fn of_stream(mailboxes: &Arc<Mailboxes>, shard: usize) -> Self {
         Self {
-            flag: Some(Arc::default()),
+            is_endless: true,
             ..Self::new(mailboxes, shard)
         }
     }
@@ -92,7 +93,7 @@ impl Cancel {
     pub(crate) fn cancellable(&self) -> Cancellable {
         Cancellable {
             number: self.number,
-            flag: self.flag.clone(),
+            flag: None,
         }
     }
 
@@ -115,20 +116,20 @@ impl Cancel {
     /// Withdraws the call, if the shard's inbox has room. If it has none the call runs to its end
     /// and its result is dropped, unless it has none by itself.
     pub(crate) fn send(self) {
-        match &self.flag {
-            Some(flag) => {
-                // What does not fit into the inbox may overtake the call, which ends then as it
-                // begins.
-                flag.store(true, Ordering::SeqCst);
-                self.send_surely();
-            }
-            None => drop(self.mailboxes.try_deliver(self.shard, self.command())),
+        match self.is_endless {
+            true => self.send_surely(),
+            false => drop(self.mailboxes.try_deliver(self.shard, self.command())),
         }
     }
 
     /// Withdraws the call for certain, because a program waits for its end.
     pub(crate) fn send_surely(&self) {
         self.mailboxes.deliver(self.shard, self.command());
+    }
+
+    /// Puts tensors back that the call has taken out of a step, and nobody has got.
+    pub(crate) fn restore(&self, taken: Taken, tensors: SmallVec<[Tensor; 1]>) {
+        self.mailboxes.restore(taken, tensors);
     }
 
     fn command(&self) -> Command {

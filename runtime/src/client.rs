@@ -24,7 +24,7 @@ use crate::call::{Call, CallSpec, CompletionHandler, Take};
 use crate::caller::Caller;
 use crate::cancellation::Cancel;
 use crate::cluster::TaskId;
-use crate::command::{Bells, Command, Keys, NewCall};
+use crate::command::{Bells, Command, Keys, NewCall, Taken};
 use crate::completion::{Completion, Recipient, Target};
 use crate::host::{Turnable, wait_for};
 use crate::inspection::ShardInspection;
@@ -179,14 +179,9 @@ impl Client {
     /// so that the next who asks gets them. They are dropped if the step is over, or if its
     /// producer has sent a key anew.
     pub fn give_back(&self, step_id: i64, keys: Vec<Text>, tensors: Vec<Tensor>) {
-        let home = home_shard(step_id, self.shared.mailboxes.len());
-        let (keys, tensors) = (Keys::Many(keys.into()), tensors.into());
-        let restore = Command::Restore {
-            step_id,
-            keys,
-            tensors,
-        };
-        self.shared.mailboxes.deliver(home, restore);
+        let keys = Keys::Many(keys.into());
+        let taken = Taken { step_id, keys };
+        self.shared.mailboxes.restore(taken, tensors.into());
     }
 
     /// Runs code on a shard's thread, between two turns of its work. It must not block.

@@ -209,6 +209,7 @@ pub(crate) enum MeshMessage<A> {
 }
 
 /// Tensors that an answer took out of a step, so that they can be put back.
+#[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) step_id: i64,
     pub(crate) keys: Keys,

@@ -470,6 +470,26 @@ fn a_task_serves_its_own_calls_without_a_connection() {
     assert_eq!(server.counters().accepted, 0);
 }
 
+#[test]
+fn tensors_of_a_call_that_is_dropped_with_its_result_go_back() {
+    let (server, _worker) = pair(2);
+    let keys = vec![key(&server, "own")];
+    for step_id in 0..4 {
+        let call = server.receive(step_id, keys.clone(), None);
+        let tensor = floats(&[step_id as f32]);
+        server.send(step_id, keys[0].clone(), tensor).unwrap();
+        // What was handed to the shards before is done when this is.
+        for shard in 0..2 {
+            server.shards().invoke_on(shard, || ()).wait().unwrap();
+        }
+        drop(call);
+        let next = server.receive(step_id, keys.clone(), Some(Duration::from_secs(10)));
+        let sent = Response::from(floats(&[step_id as f32]));
+        assert_eq!(next.wait(), Ok(sent));
+    }
+    assert_eq!(server.counters().restored, 4);
+}
+
 /// Answers all receives with the same tensors.
 struct Keeper(Arc<[Tensor]>);
 

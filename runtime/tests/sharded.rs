@@ -50,6 +50,22 @@ fn values_can_be_begun_before_an_engine_serves() {
     }
 }
 
+#[test]
+fn state_of_shards_is_made_while_an_engine_is_prepared() {
+    for host in hosts() {
+        let mut made = None;
+        let builder = Engine::builder().shards(SHARDS).host(host);
+        let builder = builder.arena_bytes(16 << 20).listen("127.0.0.1:0");
+        let prepare = |engine: &Engine| made = Some(engine.sharded(|shard| shard));
+        let _engine = builder.start_with(prepare).unwrap();
+        let made = made.unwrap().unwrap();
+        for shard in 0..SHARDS {
+            let value = made.invoke_on(shard, |value| *value).wait();
+            assert_eq!(value, Ok(shard));
+        }
+    }
+}
+
 /// Counts its ends, and says on which thread they were.
 struct Value {
     shard: usize,

@@ -7,10 +7,11 @@ use std::sync::{Arc, OnceLock};
 
 use crossbeam_queue::SegQueue;
 use grpcxx_memory::forks;
-use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_rpc::{Code, Reason, Status, Tensor, home_shard};
+use smallvec::SmallVec;
 
 use crate::blame::survive;
-use crate::command::Command;
+use crate::command::{Command, Taken};
 use crate::fate::Fate;
 use crate::host::{HostError, Turnable};
 use crate::limits;
@@ -38,6 +39,8 @@ pub(crate) struct Mailboxes {
     lenders: Vec<OnceLock<Arc<dyn Lender>>>,
     /// The program has code on shards that may rely on their threads.
     are_bound: AtomicBool,
+    /// What found an inbox full and must not be lost. While there is some, all that comes to the
+    /// shard goes there, or back: in the inbox it would overtake what its sender has sent before.
     overflow: Vec<SegQueue<Command>>,
     fate: Fate,
     calls: AtomicU64,
@@ -174,7 +177,7 @@ impl Mailboxes {
         reason = "the command comes back whole, without an allocation"
     )]
     pub(crate) fn try_deliver(&self, shard: usize, command: Command) -> Result<(), Command> {
-        if self.are_inherited() {
+        if self.has_overflow(shard) || self.are_inherited() {
             return Err(command);
         }
         self.inboxes[shard]
@@ -235,7 +238,7 @@ impl Mailboxes {
     }
 
     /// Hands over an answer, which must not be lost. Answers that do not fit into the inbox wait
-    /// beside it; there are never more of them than requests under way.
+    /// beside it, behind all that is in it; there are never more of them than requests under way.
     pub(crate) fn deliver(&self, shard: usize, command: Command) {
         if let Err(command) = self.try_deliver(shard, command) {
             if self.inboxes[shard].is_closed() || self.are_inherited() {
@@ -252,18 +255,22 @@ impl Mailboxes {
         }
     }
 
-    /// Whether an answer that did not fit into the shard's inbox waits.
-    fn has_overflow(&self, shard: usize) -> bool {
-        !self.overflow[shard].is_empty()
+    /// Puts tensors back into the step of which they were taken.
+    pub(crate) fn restore(&self, taken: Taken, tensors: SmallVec<[Tensor; 1]>) {
+        let Taken { step_id, keys } = taken;
+        let home = home_shard(step_id, self.len());
+        let restore = Command::Restore {
+            step_id,
+            keys,
+            tensors,
+        };
+        self.deliver(home, restore);
     }
 
-    /// The next answer that did not fit into the shard's inbox.
-    fn overflow(&self, shard: usize) -> Option<Command> {
-        // A look costs less than an attempt, which is a full fence, and there is nearly never one.
-        if self.overflow[shard].is_empty() {
-            return None;
-        }
-        self.overflow[shard].pop()
+    /// Whether an answer that did not fit into the shard's inbox waits.
+    #[inline]
+    fn has_overflow(&self, shard: usize) -> bool {
+        !self.overflow[shard].is_empty()
     }
 
     /// Ends a command that no shard carries out.
@@ -287,12 +294,14 @@ impl Mailbox {
     /// Takes the command that waits longest.
     #[inline]
     pub(crate) fn pop(&mut self) -> Option<Command> {
-        self.inbox.pop()
-    }
-
-    /// The next answer that did not fit into the inbox.
-    pub(crate) fn overflow(&mut self) -> Option<Command> {
-        self.all.overflow(self.shard)
+        let command = self.inbox.pop();
+        if command.is_some() || !self.all.has_overflow(self.shard) {
+            return command;
+        }
+        // What its sender has sent before the first of them is in the inbox by now, or was taken.
+        self.inbox
+            .pop()
+            .or_else(|| self.all.overflow[self.shard].pop())
     }
 
     /// Whether no command waits.

@@ -255,8 +255,8 @@ impl EngineBuilder {
     /// As [`EngineBuilder::start`]; who comes is served when `prepare` is done. Functions and
     /// services that it registers are there for the first caller: one that had waited for the port
     /// would else be told that they do not exist. `prepare` must wait for nothing that shards do,
-    /// which may not turn yet: state per shard is made by
-    /// [`Sharded::begin`](crate::Sharded::begin).
+    /// which may not turn yet. State per shard is made by [`Engine::sharded`], which does not wait
+    /// then.
     ///
     /// ```
     /// use grpcxx_rpc::{GraphCall, Tensor};

@@ -10,6 +10,7 @@ mod queues;
 mod report;
 mod star_port;
 mod start;
+mod steps;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use grpcxx_memory::OwnFd;
 use grpcxx_rpc::{
-    Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, home_shard, proto,
+    Envelope, Fetched, GraphCall, RendezvousKey, Request, Status, Tensor, Text, proto,
 };
 use grpcxx_tls::{LiveCounters, TlsCounters};
 
@@ -62,6 +63,8 @@ pub struct Engine {
     /// None of them once the engine was told to stop.
     hosts: Mutex<Vec<HostHandle>>,
     shards: Shards,
+    /// Whether all shards turn: before that nobody can wait for what one of them does.
+    is_prepared: bool,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
     turns: AtomicUsize,
@@ -299,79 +302,6 @@ impl Engine {
         self.shared.functions.load().method_reports()
     }
 
-    /// Puts a tensor into a step, where one receiver will find it. A key that is taken, or a step
-    /// that was aborted, drops the tensor and counts it ([`Counters::sends_refused`]).
-    ///
-    /// # Errors
-    /// `INVALID_ARGUMENT` if the key is not a rendezvous key, `NOT_FOUND` or `ABORTED` if it does
-    /// not name this task's device in this incarnation, `RESOURCE_EXHAUSTED` if the shard's inbox
-    /// is full.
-    pub fn send(&self, step_id: i64, key: Text, mut tensor: Tensor) -> Result<(), Status> {
-        self.shared.task.check_key(&key)?;
-        // Here, so that no shard has to copy it.
-        tensor.make_private();
-        self.order(
-            step_id,
-            Command::Send {
-                step_id,
-                key,
-                tensor,
-                origin: None,
-            },
-        )
-    }
-
-    /// Receives tensors of this task's own steps, as a peer would with the same keys.
-    pub fn receive(&self, step_id: i64, keys: Vec<Text>, timeout: Option<Duration>) -> Call {
-        let keys = keys.into();
-        let request = Request::FuseRecvTensor { step_id, keys };
-        self.client.call(&self.own_peer(step_id), request, timeout)
-    }
-
-    /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.
-    pub fn own_peer(&self, step_id: i64) -> Peer {
-        self.client.own_peer(step_id)
-    }
-
-    /// Fails all receives of a step, those that wait and those to come, with `status`.
-    ///
-    /// # Errors
-    /// `RESOURCE_EXHAUSTED` if the shard's inbox is full.
-    pub fn abort_step(&self, step_id: i64, status: Status) -> Result<(), Status> {
-        self.order(
-            step_id,
-            Command::Abort {
-                step_id,
-                status,
-                origin: None,
-            },
-        )
-    }
-
-    /// Removes a step with all its tensors; receives that wait fail with `ABORTED`.
-    ///
-    /// # Errors
-    /// `RESOURCE_EXHAUSTED` if the shard's inbox is full.
-    pub fn cleanup_step(&self, step_id: i64) -> Result<(), Status> {
-        self.order(
-            step_id,
-            Command::Cleanup {
-                step_id,
-                origin: None,
-            },
-        )
-    }
-
-    /// Fails all receives of all steps with `status`, those that wait and those to come.
-    pub fn abort_all_steps(&self, status: &Status) {
-        for shard in 0..self.shared.mailboxes.len() {
-            let status = status.clone();
-            self.shared
-                .mailboxes
-                .deliver(shard, Command::AbortAll { status });
-        }
-    }
-
     /// Runs code on a shard's thread, between two turns of its work. It must not block.
     ///
     /// # Errors
@@ -484,7 +414,8 @@ impl Engine {
     }
 
     /// Makes a value on each shard, where `make` gets the number of the shard; see [`Sharded`].
-    /// Futures await [`Sharded::start`] in place of this.
+    /// Futures await [`Sharded::start`] in place of this. While the engine is prepared
+    /// ([`EngineBuilder::start_with`]) shards may not turn yet: it does as [`Sharded::begin`] then.
     ///
     /// # Errors
     /// The engine has ended, or a shard's inbox is full; `FAILED_PRECONDITION` on the thread of a
@@ -496,6 +427,9 @@ impl Engine {
     {
         if self.shards.current().is_some() {
             return Err(would_block());
+        }
+        if !self.is_prepared {
+            return Ok(Sharded::begin(&self.shards, make));
         }
         wait(Sharded::start(&self.shards, make))
     }
@@ -556,14 +490,6 @@ impl Engine {
     /// back.
     pub fn on_death(&self, witness: impl FnOnce(&HostError) + Send + 'static) {
         self.shared.mailboxes.fate().witness(Box::new(witness));
-    }
-
-    fn order(&self, step_id: i64, command: Command) -> Result<(), Status> {
-        let home = home_shard(step_id, self.shared.mailboxes.len());
-        self.shared
-            .mailboxes
-            .try_deliver(home, command)
-            .map_err(|_| self.shared.mailboxes.refusal(home))
     }
 }
 

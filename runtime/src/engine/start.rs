@@ -143,7 +143,7 @@ pub(super) fn start(
         .into_iter()
         .filter_map(|report| report.tls)
         .collect();
-    let engine = Engine {
+    let mut engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
@@ -172,6 +172,7 @@ pub(super) fn start(
         hosts: Mutex::new(hosts),
         metrics: Metrics::new(shards.clone()),
         shards,
+        is_prepared: false,
         turns: AtomicUsize::new(0),
         shard_held_max: options.shard_held_max,
         certificates: plan.certificates,
@@ -185,6 +186,7 @@ pub(super) fn start(
         drop(engine.tell_more(ProgramPage::default()));
         prepare(&engine);
     }
+    engine.is_prepared = true;
     drop(gate_of_engine);
     let waited = begun.and_then(|()| engine.hosts().iter().try_for_each(HostHandle::wait_started));
     if let Err(error) = waited {

@@ -93,7 +93,7 @@ impl Exposition {
             ),
             (
                 "staged_bytes",
-                "Bytes of the tensors that are staged.",
+                "Bytes of the tensors that are staged, with their names and 256 for each.",
                 self.staged.bytes(),
             ),
             (

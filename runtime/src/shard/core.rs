@@ -198,8 +198,7 @@ impl<A> Core<A> {
         self.mail.route(shard, command);
     }
 
-    /// Takes what other shards have handed over since the last turn, and threads whose inbox was
-    /// full.
+    /// Takes what other shards have handed over since the last turn.
     pub(super) fn take_commands<T: Transport<Accepted = A>>(&mut self, transport: &mut T) -> usize {
         if self.hears_of_death() {
             self.stop(Duration::ZERO);

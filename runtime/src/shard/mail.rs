@@ -18,10 +18,6 @@ pub(super) struct Mail<A> {
     /// its answer on the other.
     unsent: Vec<VecDeque<MeshMessage<A>>>,
     mailbox: Mailbox,
-    /// What found the inbox full, while some of what was in it then is still there.
-    late: VecDeque<Command>,
-    /// At most so many commands of the inbox come before those.
-    before_late: usize,
     /// Commands to be carried out in this turn or the next.
     deferred: VecDeque<Command>,
     /// Commands to be carried out in the next turn.
@@ -44,8 +40,6 @@ impl<A> Mail<A> {
             mesh,
             unsent: (0..shards).map(|_| VecDeque::new()).collect(),
             mailbox,
-            late: VecDeque::new(),
-            before_late: 0,
             deferred: VecDeque::new(),
             for_next_turn: VecDeque::new(),
             for_owner: VecDeque::new(),
@@ -56,7 +50,6 @@ impl<A> Mail<A> {
     /// Whether something waits that no event of a link will announce.
     pub(super) fn has_work(&self) -> bool {
         !self.deferred.is_empty()
-            || !self.late.is_empty()
             || !self.for_next_turn.is_empty()
             || !self.for_owner.is_empty()
             || !self.accepted.is_empty()
@@ -130,14 +123,12 @@ impl<A> Mail<A> {
         self.mesh.flush();
     }
 
-    /// Takes what other shards have handed over since the last turn, and threads whose inbox was
-    /// full. Returns how much that was.
+    /// Takes what other shards have handed over since the last turn. Returns how much that was.
     pub(super) fn take(&mut self) -> usize {
         self.ship_unsent();
-        let mut events = self.for_next_turn.len();
+        let events = self.for_next_turn.len();
         self.deferred.append(&mut self.for_next_turn);
         let limit = self.commands_max();
-        events += self.take_late(limit.saturating_sub(events));
         let (deferred, accepted) = (&mut self.deferred, &mut self.accepted);
         events
             + self.mesh.drain(limit, |_, message| match message {
@@ -146,31 +137,10 @@ impl<A> Mail<A> {
             })
     }
 
-    /// Takes what found the inbox full, once all that was in it then has been carried out.
-    fn take_late(&mut self, limit: usize) -> usize {
-        if self.late.is_empty() {
-            while let Some(command) = self.mailbox.overflow() {
-                self.late.push_back(command);
-                self.before_late = limits::INBOX_COMMANDS;
-            }
-        }
-        if self.before_late > 0 {
-            return 0;
-        }
-        let taken = self.late.len().min(limit);
-        self.deferred.extend(self.late.drain(..taken));
-        taken
-    }
-
     /// The next command of a thread outside, straight from the inbox.
     #[inline]
     pub(super) fn poll_inbox(&mut self) -> Option<Command> {
-        let command = self.mailbox.pop();
-        self.before_late = match command {
-            Some(_) => self.before_late.saturating_sub(1),
-            None => 0,
-        };
-        command
+        self.mailbox.pop()
     }
 
     /// The next command to carry out.
@@ -200,7 +170,6 @@ impl<A> Mail<A> {
             .for_each(keep);
         let queues = [
             &mut self.deferred,
-            &mut self.late,
             &mut self.for_next_turn,
             &mut self.for_owner,
         ];
@@ -242,26 +211,45 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_finds_the_inbox_full_comes_behind_what_is_in_it() {
+    /// Mail of the one shard of an engine, whose inbox has room for this much.
+    fn mail_of_one(capacity: usize) -> (Arc<Mailboxes>, Mail<()>) {
         let (bell, _sleeper) = doorbell();
-        let (sender, inbox) = inbox(4, bell.clone());
+        let (sender, inbox) = inbox(capacity, bell.clone());
         let mailboxes = Arc::new(Mailboxes::new(vec![sender], vec![bell.clone()]));
         let mesh = mesh(1, &[bell]).pop().unwrap();
         let mailbox = Mailbox::new(0, inbox, Arc::clone(&mailboxes));
-        let mut mail = Mail::<()>::new(0, 1, mesh, mailbox);
+        (mailboxes, Mail::new(0, 1, mesh, mailbox))
+    }
+
+    #[test]
+    fn commands_of_one_sender_stay_in_order_when_the_inbox_was_full() {
+        let (mailboxes, mut mail) = mail_of_one(4);
         (0..6).for_each(|step| mailboxes.deliver(0, cleanup(step)));
+        assert_eq!(step(mail.poll_inbox()), Some(0));
+        mailboxes.deliver(0, cleanup(6));
         mail.take();
         assert_eq!(step(mail.poll_deferred()), None);
-        for before in 0..4 {
-            assert_eq!(step(mail.poll_inbox()), Some(before));
+        for next in 1..6 {
+            assert_eq!(step(mail.poll_inbox()), Some(next));
+        }
+        mailboxes.deliver(0, cleanup(7));
+        assert!(mail.has_work());
+        for next in 6..8 {
+            assert_eq!(step(mail.poll_inbox()), Some(next));
         }
         assert_eq!(step(mail.poll_inbox()), None);
-        assert!(mail.has_work());
-        mail.take();
-        for late in 4..6 {
-            assert_eq!(step(mail.poll_deferred()), Some(late));
-        }
         assert!(!mail.has_work());
+    }
+
+    #[test]
+    fn what_may_be_refused_does_not_overtake_what_waits_beside_the_inbox() {
+        let (mailboxes, mut mail) = mail_of_one(1);
+        (0..2).for_each(|step| mailboxes.deliver(0, cleanup(step)));
+        assert_eq!(step(mail.poll_inbox()), Some(0));
+        let refused = mailboxes.try_deliver(0, cleanup(2));
+        assert_eq!(step(refused.err()), Some(2));
+        assert_eq!(step(mail.poll_inbox()), Some(1));
+        assert!(mailboxes.try_deliver(0, cleanup(2)).is_ok());
+        assert_eq!(step(mail.poll_inbox()), Some(2));
     }
 }

@@ -14,6 +14,8 @@ const LIMITS: StagingLimits = StagingLimits {
     patience: PATIENCE,
     life: LIFE,
 };
+/// The bytes for which a number counts under a name of one letter.
+const NUMBER: u64 = TensorStore::ENTRY_BYTES + 1 + 8;
 const EARLY: Time = Time::from_nanos(1);
 
 fn limited(limits: StoreLimits) -> Staging {
@@ -79,7 +81,10 @@ fn what_is_staged_becomes_visible_at_once() {
     staging.stage(7, &[]).unwrap();
     staging.stage(7, &[("a", 1)]).unwrap();
     staging.stage(7, &[("b", 2), ("c", 3)]).unwrap();
-    assert_eq!((staging.names().len(), staging.held()), (0, (3, 24)));
+    assert_eq!(
+        (staging.names().len(), staging.held()),
+        (0, (3, 3 * NUMBER))
+    );
     staging.end(Act::Commit, 7).unwrap();
     assert_eq!((staging.names().len(), staging.held()), (3, (0, 0)));
     let again = staging.end(Act::Commit, 7).unwrap_err();
@@ -88,21 +93,22 @@ fn what_is_staged_becomes_visible_at_once() {
 
 #[test]
 fn a_call_that_is_refused_ends_its_push_and_no_other() {
-    let staging = limited(StoreLimits::default().with(|limits| limits.stored_bytes = 48));
+    let staging = limited(StoreLimits::default().with(|limits| limits.stored_bytes = 6 * NUMBER));
     staging.stage(1, &[]).unwrap();
     staging.stage(2, &[]).unwrap();
-    staging.stage(2, &[("kept", 1)]).unwrap();
+    staging.stage(2, &[("k", 1)]).unwrap();
     staging.stage(1, &[("a", 1), ("b", 1), ("c", 1)]).unwrap();
     let full = staging.stage(1, &[("d", 1), ("e", 1)]).unwrap_err();
     assert_eq!(full.code, Code::ResourceExhausted);
-    assert!(full.message.contains("48 bytes"), "{full}");
-    assert_eq!(staging.held(), (1, 8));
+    let wanted = format!("6 tensors of {} bytes", 6 * NUMBER);
+    assert!(full.message.contains(&wanted), "{full}");
+    assert_eq!(staging.held(), (1, NUMBER));
     assert_eq!(staging.stage(1, &[("f", 1)]).unwrap_err(), full);
     staging.stage(1, &[]).unwrap();
     let nameless = staging.stage(1, &[("", 1)]).unwrap_err();
     assert_eq!(nameless.code, Code::InvalidArgument);
     staging.end(Act::Commit, 2).unwrap();
-    assert_eq!(staging.names(), ["kept"]);
+    assert_eq!(staging.names(), ["k"]);
 }
 
 #[test]
@@ -174,7 +180,7 @@ fn a_push_that_gets_a_little_again_and_again_ends() {
 
 #[test]
 fn one_peer_leaves_others_a_part_of_what_may_be_staged() {
-    let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 800);
+    let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 100 * NUMBER);
     let (hog, other) = pair(limits);
     hog.stage(1, &[]).unwrap();
     hog.stage(2, &[]).unwrap();
@@ -188,13 +194,13 @@ fn one_peer_leaves_others_a_part_of_what_may_be_staged() {
     other.stage_as(2, 1, &[("b", 1)]).unwrap();
     let refused = refused.unwrap().unwrap_err();
     assert_eq!(refused.code, Code::ResourceExhausted);
-    assert!(refused.message.contains("704 bytes"), "{refused}");
+    let wanted = format!("88 tensors of {} bytes", 88 * NUMBER);
+    assert!(refused.message.contains(&wanted), "{refused}");
     // What was staged on one connection counts for the peer's others, until it goes.
     let full = other.stage_as(1, 1, &[("c", 1)]).unwrap_err();
-    assert!(
-        full.message.contains("396 bytes in all are its part"),
-        "{full}"
-    );
+    let half = 99 * NUMBER - 99 * NUMBER / 2;
+    let part = format!("{half} bytes in all are its part");
+    assert!(full.message.contains(&part), "{full}");
     drop(hog);
     other.stage_as(2, 2, &[]).unwrap();
     other.stage_as(2, 2, &[("c", 1)]).unwrap();
@@ -205,7 +211,7 @@ fn one_peer_leaves_others_a_part_of_what_may_be_staged() {
 
 #[test]
 fn a_peer_stages_what_fits_while_it_is_alone_and_leaves_something() {
-    let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 800);
+    let limits = StoreLimits::default().with(|limits| limits.stored_bytes = 100 * NUMBER);
     let (first, second) = pair(limits);
     first.stage(1, &[]).unwrap();
     for _ in 0..80 {
@@ -228,9 +234,10 @@ fn while_others_stage_a_peer_stages_half_of_the_tensors_and_no_more_bytes_than_a
     staging.stage(1, &[]).unwrap();
     staging.stage(1, &[("a", 1), ("b", 1), ("c", 1)]).unwrap();
     let many = staging.stage(1, &[("d", 1)]).unwrap_err();
-    assert!(many.message.contains("4 tensors of 32 bytes"), "{many}");
+    let wanted = format!("4 tensors of {} bytes", 4 * NUMBER);
+    assert!(many.message.contains(&wanted), "{many}");
     assert!(many.message.contains("3 tensors of"), "{many}");
-    staging.limits.bytes_max = 8;
+    staging.limits.bytes_max = NUMBER;
     staging.stage(1, &[]).unwrap();
     staging.stage(1, &[("a", 1)]).unwrap();
     let long = staging.stage(1, &[("b", 1)]).unwrap_err();

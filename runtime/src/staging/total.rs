@@ -22,7 +22,7 @@ struct Ledger {
     peers: HashMap<Account, Amount, RandomState>,
 }
 
-/// Tensors, and the bytes of their data.
+/// Tensors, and the bytes for which the store counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) tensors: usize,
@@ -101,7 +101,9 @@ impl Ledger {
 
 impl Amount {
     pub(super) fn of(tensors: &[(Text, Tensor)]) -> Self {
-        let bytes = tensors.iter().map(|(_, tensor)| tensor.data.len() as u64);
+        let bytes = tensors
+            .iter()
+            .map(|(name, tensor)| TensorStore::entry_bytes(name, tensor));
         Self {
             tensors: tensors.len(),
             bytes: bytes.sum(),
