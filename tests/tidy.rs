@@ -164,6 +164,21 @@ fn files_are_named_for_what_they_own() {
     }
 }
 
+/// A file that is neither a program nor a module of one is never compiled, and its tests never run.
+#[test]
+fn every_file_of_tests_is_in_a_program() {
+    let sources = sources();
+    let named: BTreeSet<String> = sources.iter().flat_map(files_named_in).collect();
+    for Source { path, .. } in &sources {
+        let is_of_tests = path.starts_with("tests/") || path.contains("/tests/");
+        assert!(
+            !is_of_tests || is_test_program(path) || named.contains(path),
+            "{path}: no program has it; name it as a module in tests/main.rs of its crate, or as a \
+             [[test]] in Cargo.toml if it needs a process of its own"
+        );
+    }
+}
+
 /// What the ignore file leaves out is not there when the image is built.
 #[test]
 fn the_container_is_built_from_every_crate() {
@@ -208,6 +223,7 @@ fn sources() -> Vec<Source> {
     let mut paths = Vec::new();
     for folder in [
         "benches",
+        "build",
         "capi",
         "cli",
         "collectives",
@@ -219,6 +235,7 @@ fn sources() -> Vec<Source> {
         "rpc",
         "runtime",
         "src",
+        "telemetry",
         "tests",
         "transport",
         "fuzz/fuzz_targets",
@@ -257,23 +274,82 @@ fn sources() -> Vec<Source> {
 
 /// Paths, without ending, of the modules that `source` declares for tests only.
 fn test_modules(source: &Source) -> Vec<String> {
-    let (folder, name) = source.path.rsplit_once('/').unwrap_or(("", &source.path));
-    let folder = match name {
-        "lib.rs" | "mod.rs" | "main.rs" => folder.to_owned(),
-        _ => source.path.trim_end_matches(".rs").to_owned(),
-    };
+    let folder = folder_of_modules(&source.path);
     let lines: Vec<&str> = source.text.lines().map(str::trim).collect();
     lines
         .windows(2)
         .filter(|pair| pair[0].starts_with("#[cfg(") && pair[0].contains("test"))
-        .filter_map(|pair| {
-            let declaration = pair[1]
-                .trim_start_matches("pub(crate) ")
-                .trim_start_matches("pub ");
-            declaration.strip_prefix("mod ")?.strip_suffix(';')
-        })
+        .filter_map(|pair| declared_module(pair[1]))
         .map(|module| format!("{folder}/{module}"))
         .collect()
+}
+
+/// Where the modules lie that the file declares.
+fn folder_of_modules(path: &str) -> &str {
+    let (folder, name) = path.rsplit_once('/').unwrap_or(("", path));
+    match name {
+        "lib.rs" | "mod.rs" | "main.rs" => folder,
+        _ if is_test_program(path) => folder,
+        _ => path.trim_end_matches(".rs"),
+    }
+}
+
+/// The name of a module that lies in another file.
+fn declared_module(line: &str) -> Option<&str> {
+    let declaration = line.trim_start_matches("pub(crate) ");
+    let declaration = declaration.trim_start_matches("pub ");
+    declaration.strip_prefix("mod ")?.strip_suffix(';')
+}
+
+/// Paths at which the modules of `source` lie, and what it includes.
+fn files_named_in(source: &Source) -> Vec<String> {
+    let (folder, _) = source.path.rsplit_once('/').unwrap_or_default();
+    let mut named = Vec::new();
+    let mut stated_path = None;
+    for line in source.text.lines().map(str::trim) {
+        let between = |before, after| line.strip_prefix(before)?.strip_suffix(after);
+        if let Some(path) = between("#[path = \"", "\"]") {
+            stated_path = Some(path);
+        } else if let Some(path) = between("include!(\"", "\");") {
+            named.push(joined(folder, path));
+        } else if let Some(module) = declared_module(line) {
+            if let Some(path) = stated_path.take() {
+                named.push(joined(folder, path));
+            } else {
+                let folder = folder_of_modules(&source.path);
+                named.push(joined(folder, &format!("{module}.rs")));
+                named.push(joined(folder, &format!("{module}/mod.rs")));
+            }
+        }
+    }
+    named
+}
+
+/// `path` as it is seen from `folder`, without `..`.
+fn joined(folder: &str, path: &str) -> String {
+    let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
+    for part in path.split('/') {
+        if part == ".." {
+            parts.pop();
+        } else {
+            parts.push(part);
+        }
+    }
+    parts.join("/")
+}
+
+/// Whether cargo makes a test program of the file.
+fn is_test_program(path: &str) -> bool {
+    let Some((package, file)) = path.rsplit_once("tests/") else {
+        return false;
+    };
+    let name = file.strip_suffix("/main.rs");
+    let name = name.unwrap_or_else(|| file.trim_end_matches(".rs"));
+    let Ok(manifest) = std::fs::read_to_string(root().join(package).join("Cargo.toml")) else {
+        return false;
+    };
+    let is_listed = manifest.contains(&format!("[[test]]\nname = \"{name}\"\n"));
+    is_listed || !name.contains('/') && !manifest.contains("\nautotests = false\n")
 }
 
 fn files_below(folder: &Path, extension: &str) -> Vec<PathBuf> {

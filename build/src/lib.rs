@@ -10,8 +10,8 @@
 //!
 //! For each service there is a trait to implement (`Greeter`), what an engine is given
 //! (`GreeterServer`), and a client (`GreeterClient`), the first two also in the module
-//! `greeter_server` and the third in `greeter_client`, where tonic has them. `docs/services.md` shows
-//! all three.
+//! `greeter_server` and the third in `greeter_client`, where tonic has them. `docs/services.md`
+//! shows all three.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
 //! Spans of calls for OpenTelemetry: exported by OTLP, and joined over processes.
 //!
 //! A program that has a subscriber of `tracing` adds [`Telemetry::layer`] to it. One that exports
-//! spans by itself, through `tracing-opentelemetry`, sets [`OpenTelemetry`] as the propagator of its
-//! engines and needs nothing else of this crate.
+//! spans by itself, through `tracing-opentelemetry`, sets [`OpenTelemetry`] as the propagator of
+//! its engines and needs nothing else of this crate.
 
 #![forbid(unsafe_code)]
 
