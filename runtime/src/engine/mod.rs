@@ -3,6 +3,7 @@
 mod arena_parts;
 mod builder;
 mod cpu_latency;
+mod gate;
 mod lending;
 mod local;
 mod options;
@@ -25,6 +26,7 @@ use grpcxx_tls::{LiveCounters, TlsCounters};
 
 pub use self::builder::{EngineBuilder, ListenAddress};
 pub use self::cpu_latency::CpuLatency;
+use self::gate::Gate;
 pub use self::local::LocalEngine;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
@@ -61,6 +63,7 @@ pub struct Engine {
     report: StartReport,
     /// None of them once the engine was told to stop.
     hosts: Mutex<Vec<HostHandle>>,
+    gate: Gate,
     shards: Shards,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
@@ -88,7 +91,7 @@ impl Engine {
     /// # Errors
     /// What could not be had: the port, memory, a thread, the host or driver that was asked for.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
-        start::start(options, |_| {})
+        Self::start_with(options, |_| ())
     }
 
     /// Makes calls to peers; cheap to clone.
@@ -533,6 +536,7 @@ impl Engine {
                 .mailboxes
                 .deliver(shard, Command::Stop { grace });
         }
+        self.gate.open();
         if self.shards.current().is_some() || is_turning() {
             // A shard that waits for its own end waits for ever. Another thread may wait for it.
             return Ok(());
