@@ -77,7 +77,11 @@ class Engine:
             if not calls:
                 return
             for call in calls:
-                _end(call)
+                try:
+                    _end(call)
+                except BaseException:
+                    # Of a callback, as by sys.exit(). This thread ends the later futures too.
+                    log.exception("a callback of a future raised what ends a thread")
             # What came belongs to the futures alone.
             del call, calls
 
