@@ -349,6 +349,16 @@ typedef void (*grpcxx_awaiting_fn)(void *user, grpcxx_awaited_fn awaited, void *
 grpcxx_status *grpcxx_options_set_awaiting(grpcxx_options *options, grpcxx_awaiting_fn awaiting, void *user,
                                            void (*free_user)(void *user));
 
+/* Prepares an engine that serves nobody yet: registers functions, fills the store, sends tensors. Those who dial
+ * meanwhile wait. Returns NULL, or a status, which then is the engine's, and the start fails with it. On the thread
+ * that starts the engine. SHARD rules hold, and calls that it begins end behind it. */
+typedef grpcxx_status *(*grpcxx_prepare_fn)(void *user, grpcxx_engine *engine);
+/* What grpcxx_engine_start calls before anybody is served, or NULL: what it registers is there from the first call on.
+ * engine is the handle that grpcxx_engine_start gives, borrowed until then. free_user(user), or NULL, is called once,
+ * when the options are gone. SHARD. If this fails, or prepare is NULL, free_user is not called. */
+grpcxx_status *grpcxx_options_set_prepare(grpcxx_options *options, grpcxx_prepare_fn prepare, void *user,
+                                          void (*free_user)(void *user));
+
 /* Starts an engine: its threads, its listener. Several engines in one process are independent. options may be NULL (see
  * grpcxx_options_new) and stay the caller's. BLOCKS. */
 grpcxx_status *grpcxx_engine_start(const grpcxx_options *options, grpcxx_engine **engine);

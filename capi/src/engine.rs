@@ -17,7 +17,7 @@ use crate::held::HeldEngine;
 use crate::log;
 use crate::notices::{is_calling_back, later, may_block};
 use crate::options::COptions;
-use crate::start::{Page, start};
+use crate::start::{Page, open, start};
 use crate::status::{CStatus, c_string, reporting};
 
 /// An engine as C holds it.
@@ -37,14 +37,18 @@ pub(crate) struct CEngine {
 type CounterFn = extern "C" fn(*mut c_void, *const c_char, *const c_char, u64);
 
 impl CEngine {
-    pub(crate) fn start(options: &COptions) -> Result<Self, Status> {
+    pub(crate) fn start(options: &COptions) -> Result<Box<Self>, Status> {
         let (config, warnings) = options.config()?;
         for warning in warnings {
             tracing::warn!("{warning}");
         }
         let engine = start(options.engine_options(&config))?;
         let page = Page::start(&engine, config.metrics_address, options.program_page())?;
-        Ok(Self::new(engine, page))
+        // C may keep the address that its preparation gets.
+        let engine = Box::new(Self::new(engine, page));
+        options.prepare(&engine)?;
+        engine.with(open)?;
+        Ok(engine)
     }
 
     fn new(engine: Engine, page: Page) -> Self {
@@ -158,7 +162,7 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_start(
             None => CEngine::start(&COptions::default()),
         }?;
         // SAFETY: writable.
-        unsafe { engine.write(Box::into_raw(Box::new(started))) };
+        unsafe { engine.write(Box::into_raw(started)) };
         Ok(())
     })
 }
@@ -417,7 +421,7 @@ mod tests {
         // SAFETY: as the header demands.
         let made = unsafe {
             let (address, size) = (NOWHERE.as_ptr().cast(), NOWHERE.len());
-            grpcxx_peer_new(&raw const engine, address, size, &raw mut peer)
+            grpcxx_peer_new(&raw const *engine, address, size, &raw mut peer)
         };
         assert!(made.is_null());
         let (ends, ended) = channel();

@@ -230,10 +230,9 @@ impl Flight {
         let owner = memory
             .release
             .map(|release| Owned::new(memory.context, Some(release)));
-        if !status.is_null() {
-            // SAFETY: a status that the callback returns is the engine's.
-            let status = unsafe { Box::from_raw(status) };
-            return Some(Err(status.to_status()));
+        // SAFETY: a status that the callback returns is the engine's.
+        if let Err(status) = unsafe { CStatus::outcome(status) } {
+            return Some(Err(status));
         }
         if memory.data.is_null() {
             return None;

@@ -14,9 +14,19 @@ use grpcxx_runtime::exposition::{MoreAwaited, MoreMetrics, ProgramPage};
 use grpcxx_runtime::{Device, EngineOptions, Service};
 
 use crate::boundary::{Owned, free, guarded, invalid, text};
+use crate::engine::CEngine;
+use crate::notices::calling_back;
 use crate::service::{CService, ServiceFn};
 use crate::start::listen_address;
 use crate::status::{CStatus, reporting};
+
+type PrepareFn = extern "C" fn(*mut c_void, *const CEngine) -> *mut CStatus;
+
+/// A function of C that prepares an engine.
+struct CPrepare {
+    prepare: PrepareFn,
+    user: Owned,
+}
 
 /// How to start an engine, as C says it.
 #[derive(Clone)]
@@ -28,6 +38,7 @@ pub(crate) struct COptions {
     variables: BTreeMap<String, String>,
     devices: Vec<Device>,
     service: Option<Arc<CService>>,
+    prepare: Option<Arc<CPrepare>>,
     program_page: ProgramPage,
     lends_shards: Option<bool>,
 }
@@ -42,6 +53,7 @@ impl Default for COptions {
             variables: BTreeMap::new(),
             devices: Vec::new(),
             service: None,
+            prepare: None,
             program_page: ProgramPage::default(),
             lends_shards: None,
         }
@@ -70,6 +82,16 @@ impl COptions {
     /// What C adds to the metrics page.
     pub(crate) fn program_page(&self) -> ProgramPage {
         self.program_page.clone()
+    }
+
+    /// Lets C prepare an engine that serves nobody yet.
+    pub(crate) fn prepare(&self, engine: &CEngine) -> Result<(), Status> {
+        let Some(CPrepare { prepare, user }) = self.prepare.as_deref() else {
+            return Ok(());
+        };
+        let status = calling_back(|| prepare(user.pointer(), engine));
+        // SAFETY: a status that the callback returns is the engine's.
+        unsafe { CStatus::outcome(status) }
     }
 
     pub(crate) fn engine_options(&self, config: &Config) -> EngineOptions {
@@ -259,6 +281,25 @@ pub(crate) unsafe extern "C" fn grpcxx_options_set_service(
         change(options, |options| {
             options.service = service
                 .map(|service| Arc::new(CService::new(service, Owned::new(user, free_user))));
+            Ok(())
+        })
+    }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn grpcxx_options_set_prepare(
+    options: *mut COptions,
+    prepare: Option<PrepareFn>,
+    user: *mut c_void,
+    free_user: Option<extern "C" fn(*mut c_void)>,
+) -> *mut CStatus {
+    // SAFETY: the header says what each pointer is.
+    unsafe {
+        change(options, |options| {
+            options.prepare = prepare.map(|prepare| {
+                let user = Owned::new(user, free_user);
+                Arc::new(CPrepare { prepare, user })
+            });
             Ok(())
         })
     }

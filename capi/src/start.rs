@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::exposition::{MetricsPage, ProgramPage, ToldMore};
-use grpcxx_runtime::{Engine, EngineOptions, proxies};
+use grpcxx_runtime::{Engine, EngineError, EngineOptions, proxies};
 
 use crate::boundary::invalid;
 use crate::log;
@@ -32,16 +32,14 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, Status> {
     found.next().ok_or_else(|| refused(&""))
 }
 
-/// Starts an engine, and tells the log what it has, and whether strangers can reach it.
+/// Starts an engine, and tells the log what it has, and whether strangers can reach it. It serves
+/// nobody before it is opened.
 ///
 /// # Errors
 /// `FAILED_PRECONDITION` if the engine does not start. What it logged is written by then.
 pub fn start(options: EngineOptions) -> Result<Engine, Status> {
     let tasks = options.policy.tasks.clone();
-    let engine = Engine::start(options).map_err(|error| {
-        log::flush();
-        Status::new(Code::FailedPrecondition, error.to_string())
-    })?;
+    let engine = Engine::start_closed(options).map_err(failed)?;
     tracing::info!("{}", engine.start_report());
     if let Some(warning) = proxies::warning(tasks, |name| std::env::var(name).ok()) {
         tracing::warn!("{warning}");
@@ -58,6 +56,20 @@ pub fn start(options: EngineOptions) -> Result<Engine, Status> {
         );
     }
     Ok(engine)
+}
+
+/// Lets those in who have come to an engine.
+///
+/// # Errors
+/// As of [`start`].
+pub fn open(engine: &Engine) -> Result<(), Status> {
+    engine.open().map_err(failed)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "an argument of `map_err`")]
+fn failed(error: EngineError) -> Status {
+    log::flush();
+    Status::new(Code::FailedPrecondition, error.to_string())
 }
 
 /// What a program in another language tells of its engine: to peers that ask, and on a page.

@@ -32,6 +32,18 @@ impl CStatus {
         }
     }
 
+    /// What a callback of C has returned: NULL, or a status that is the engine's.
+    ///
+    /// # Safety
+    /// `status` is NULL or was made by [`CStatus::of`], and nobody else owns it.
+    pub(crate) unsafe fn outcome(status: *mut Self) -> Result<(), Status> {
+        if status.is_null() {
+            return Ok(());
+        }
+        // SAFETY: stated by the caller.
+        Err(unsafe { Box::from_raw(status) }.to_status())
+    }
+
     pub(crate) fn to_status(&self) -> Status {
         let code = Code::from_number(self.code).unwrap_or(Code::Unknown);
         Status::new(code, self.message.to_string_lossy().into_owned()).because(self.reason)

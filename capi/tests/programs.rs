@@ -115,6 +115,16 @@ fn frees_under_the_address_sanitizer() {
 }
 
 #[test]
+fn prepared() {
+    run_program("prepared", &PLAIN);
+}
+
+#[test]
+fn prepared_under_the_address_sanitizer() {
+    run_program("prepared", &ADDRESSES);
+}
+
+#[test]
 fn structures_lie_in_c_as_they_lie_here() {
     run_program("layout", &PLAIN);
 }

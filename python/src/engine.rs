@@ -127,8 +127,8 @@ impl Drop for Engine {
 
 #[pymethods]
 impl Engine {
-    /// Starts an engine for a task; `listen` is an address or `None`. With `waits`, most of its
-    /// calls are waited for by threads, though it listens.
+    /// Starts an engine for a task; `listen` is an address or `None`. It serves nobody before it is
+    /// opened. With `waits`, most of its calls are waited for by threads, though it listens.
     #[new]
     #[pyo3(signature = (job, index, listen, settings, waits=false))]
     fn start(
@@ -156,6 +156,12 @@ impl Engine {
         });
         checked(py, registered)?;
         Ok(Self { core })
+    }
+
+    /// Lets those in who have come.
+    fn open(&self, py: Python<'_>) -> PyResult<()> {
+        let opened = py.detach(|| self.core.with(grpcxx_capi::start::open));
+        checked(py, opened)
     }
 
     /// Where others reach the engine, as `host:port`.

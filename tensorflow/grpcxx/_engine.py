@@ -23,8 +23,15 @@ class Engine:
     """One engine: its threads, its connections, and perhaps a port."""
 
     def __init__(
-        self, task: tuple[str, int], listen: str | None, settings: Mapping[str, str] | None, *, waits: bool = False
+        self,
+        task: tuple[str, int],
+        listen: str | None,
+        settings: Mapping[str, str] | None,
+        *,
+        waits: bool = False,
+        prepare: Callable[[Any], None] | None = None,
     ):
+        """Starts it. Who comes is served when `prepare` is done with the `native` of it."""
         self._process = os.getpid()
         self._resolver: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -34,6 +41,13 @@ class Engine:
         self.native = native.Engine(*task, listen, texts, waits)
         """The engine itself, whose calls raise once it is closed."""
         _engines.add(self)
+        try:
+            if prepare is not None:
+                prepare(self.native)
+            self.native.open()
+        except BaseException:
+            self.close()
+            raise
 
     def submit(self, begin: Callable[[CallFuture], Any]) -> CallFuture:
         """Lets `begin` make a call for a future, and returns that at once."""
@@ -63,7 +77,11 @@ class Engine:
             if not calls:
                 return
             for call in calls:
-                _end(call)
+                try:
+                    _end(call)
+                except BaseException:
+                    # Of a callback, as by sys.exit(). This thread ends the later futures too.
+                    log.exception("a callback of a future raised what ends a thread")
             # What came belongs to the futures alone.
             del call, calls
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from typing import Any, Callable
+from typing import Any, Callable, Union
 
 import numpy as np
 
 from ._engine import Engine
+from ._status import Code, Error
 from .client import Client, Names, StoredTensor
+
+Functions = Union[Mapping[str, Callable], Iterable[Callable]]
 
 
 class Server:
@@ -26,6 +30,9 @@ class Server:
         *,
         job: str = "ps",
         index: int = 0,
+        functions: Functions = (),
+        short_functions: Functions = (),
+        store: Mapping[str, Any] | None = None,
         metrics: str | None = None,
         settings: Mapping[str, str] | None = None,
     ):
@@ -34,6 +41,10 @@ class Server:
         `host` is an IP address, or a name of this host; `0.0.0.0` or `[::]` stand for all of its addresses, of which
         `address` tells one that others can dial.
 
+        `functions` are registered, and `store` is pushed, before anybody is served: who has waited for the port finds
+        them. Functions come by name, or with their own names: `functions={"scale": scale}` or `functions=[scale]`;
+        `short_functions` are those of `register(short=True)`. What is registered later is unknown to earlier calls.
+
         `job` and `index` name the task: a certificate that names another one is refused by those who are called. At
         `metrics`, an address too, `/metrics` shows Prometheus what the engine has counted, and `/healthz` whether it
         lives; without it GRPCXX_METRICS_ADDRESS counts. `settings` gives variables of docs/configuration.md for this
@@ -41,7 +52,19 @@ class Server:
         """
         if metrics is not None:
             settings = {**(settings or {}), "GRPCXX_METRICS_ADDRESS": metrics}
-        self._engine = Engine((job, index), address, settings)
+        registered = [(name, function, False) for name, function in _named(functions)]
+        registered += [(name, function, True) for name, function in _named(short_functions)]
+        _check_once(name for name, _, _ in registered)
+        if store is not None and not isinstance(store, Mapping):
+            raise TypeError(f"store must be a mapping of names to arrays, and is a {type(store).__name__}")
+
+        def prepare(native: Any) -> None:
+            for name, function, is_short in registered:
+                _register(native, name, function, is_short)
+            if store:
+                native.store_put(store, None, False)
+
+        self._engine = Engine((job, index), address, settings, prepare=prepare)
         self._native = self._engine.native
         self.address: str = self._native.address
         """Where others reach this task, as `host:port`."""
@@ -70,7 +93,7 @@ class Server:
         """
         if function is None:
             return lambda decorated: self.register(decorated, name=name, short=short)
-        self._native.register(name or function.__name__, function, *_parameters(function), short)
+        _register(self._native, _name_of(function) if name is None else name, function, short)
         return function
 
     # ---- The store: named tensors that stay
@@ -152,6 +175,41 @@ class Server:
 
     def __repr__(self) -> str:
         return f"grpcxx.Server({self.address!r})"
+
+
+def _named(functions: Functions) -> list[tuple[str, Callable]]:
+    if isinstance(functions, Mapping):
+        return list(functions.items())
+    if callable(functions):
+        functions = [functions]
+    return [(_name_of(function), function) for function in functions]
+
+
+def _name_of(function: Callable) -> str:
+    _check_callable(function)
+    name = getattr(function, "__name__", None)
+    if not isinstance(name, str):
+        raise TypeError(f"{function!r} has no name of its own: say by which peers call it")
+    return name
+
+
+def _check_once(names: Iterable[str]) -> None:
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise Error(Code.INVALID_ARGUMENT, f"{times} functions are named {name}: give each a name of its own")
+
+
+def _check_callable(function: Any) -> None:
+    if not callable(function):
+        raise TypeError(f"peers call functions, and {function!r} cannot be called")
+
+
+def _register(native: Any, name: str, function: Callable, is_short: bool) -> None:
+    _check_callable(function)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        text = f"{name} is async, and nothing awaits it: register a function that does, as by asyncio.run"
+        raise TypeError(text)
+    native.register(name, function, *_parameters(function), is_short)
 
 
 def _parameters(function: Callable) -> tuple[list[str] | None, list[str], Callable | None]:

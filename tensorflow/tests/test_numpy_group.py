@@ -111,10 +111,13 @@ def test_what_one_rank_alone_refuses_is_not_taken_for_its_next_operation(refused
 
 
 def test_more_operations_than_a_group_keeps_end_it():
+    has_begun_all = threading.Event()
+
     def code(group):
         if group.rank == 1:
-            time.sleep(0.3)
+            assert has_begun_all.wait(60)
         futures = [group.all_reduce(np.full(3, float(at)), async_=True) for at in range(4200)]
+        has_begun_all.set()
         errors = [future.exception(timeout=60) for future in futures]
         values = [(at, future.result()[0]) for at, future in enumerate(futures) if errors[at] is None]
         assert all(value == 2 * at for at, value in values)

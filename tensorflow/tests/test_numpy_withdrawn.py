@@ -131,6 +131,21 @@ def test_calls_that_fail_together_take_no_thread_each():
         assert len(os.listdir("/proc/self/task")) < before + 10
 
 
+@pytest.mark.parametrize("end", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_callback_that_would_end_its_thread_ends_no_later_future(server, caplog, end):
+    def ends(_):
+        raise end
+
+    first = server.recv_async("first")
+    first.add_done_callback(ends)
+    server.send("first", np.ones(2))
+    np.testing.assert_array_equal(first.result(20), np.ones(2))
+    second = server.recv_async("second")
+    server.send("second", np.zeros(2))
+    np.testing.assert_array_equal(second.result(20), np.zeros(2))
+    assert "a callback of a future raised" in caplog.text
+
+
 def test_arrays_for_several_names_may_not_share_memory(client):
     client.push({"b": np.ones(1000), "c": np.zeros(1000)})
     memory = np.zeros(1500)

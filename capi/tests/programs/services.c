@@ -611,6 +611,7 @@ static void every_function_takes_null(void) {
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_add_device(NULL, NULL, 0, NULL, 0, 0, 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_service(NULL, NULL, NULL, NULL));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_metrics(NULL, NULL, NULL, NULL));
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_options_set_prepare(NULL, NULL, NULL, NULL));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_start(NULL, NULL));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_shutdown(NULL, 0));
   grpcxx_engine_free(NULL);

@@ -9,7 +9,7 @@ use crate::client::Resolve;
 use crate::cluster::TaskId;
 use crate::config::{Config, ConfigError};
 use crate::function::Service;
-use crate::host::HostSetting;
+use crate::host::{HostHandle, HostSetting};
 use crate::placement::CpuList;
 use crate::policy::Policy;
 use crate::task::Device;
@@ -285,6 +285,49 @@ impl EngineBuilder {
             }
         }
         Engine::start_with(self.options, prepare)
+    }
+}
+
+impl Engine {
+    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
+    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
+    /// `prepare` must not wait for calls: shards may not turn yet.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn start_with(
+        options: EngineOptions,
+        prepare: impl FnOnce(&Self),
+    ) -> Result<Self, EngineError> {
+        let engine = Self::start_closed(options)?;
+        prepare(&engine);
+        engine.open()?;
+        Ok(engine)
+    }
+
+    /// As [`Engine::start`]; who comes is served from [`Engine::open`] on. Between the two, as in
+    /// `prepare` of [`Engine::start_with`], nothing may wait for calls.
+    ///
+    /// # Errors
+    /// As of [`Engine::start`].
+    pub fn start_closed(options: EngineOptions) -> Result<Self, EngineError> {
+        super::start::start(options)
+    }
+
+    /// Lets those in who have come to an engine of [`Engine::start_closed`]. Does nothing to one
+    /// that is open.
+    ///
+    /// # Errors
+    /// Why a shard does not turn. The engine has stopped then.
+    pub fn open(&self) -> Result<(), EngineError> {
+        self.gate.open();
+        let turning = self.hosts().iter().try_for_each(HostHandle::wait_started);
+        if turning.is_err() {
+            // The shards that did start would hold the port; the error of the one that did not is
+            // what counts.
+            let _ = self.stop(Duration::ZERO);
+        }
+        Ok(turning?)
     }
 }
 

@@ -3,6 +3,7 @@
 mod arena_parts;
 mod builder;
 mod cpu_latency;
+mod gate;
 mod lending;
 mod local;
 mod options;
@@ -26,6 +27,7 @@ use grpcxx_tls::{LiveCounters, TlsCounters};
 
 pub use self::builder::{EngineBuilder, ListenAddress};
 pub use self::cpu_latency::CpuLatency;
+use self::gate::Gate;
 pub use self::local::LocalEngine;
 pub use self::options::{EngineError, EngineOptions, SPIN_DEFAULT};
 pub use self::report::{Rdma, SharedMemory, StartReport};
@@ -62,9 +64,8 @@ pub struct Engine {
     report: StartReport,
     /// None of them once the engine was told to stop.
     hosts: Mutex<Vec<HostHandle>>,
+    gate: Gate,
     shards: Shards,
-    /// Whether all shards turn: before that nobody can wait for what one of them does.
-    is_prepared: bool,
     metrics: Metrics,
     /// Calls of own methods so far, which take the shards in turn.
     turns: AtomicUsize,
@@ -91,7 +92,7 @@ impl Engine {
     /// # Errors
     /// What could not be had: the port, memory, a thread, the host or driver that was asked for.
     pub fn start(options: EngineOptions) -> Result<Self, EngineError> {
-        start::start(options, |_| {})
+        Self::start_with(options, |_| ())
     }
 
     /// Makes calls to peers; cheap to clone.
@@ -428,7 +429,7 @@ impl Engine {
         if self.shards.current().is_some() {
             return Err(would_block());
         }
-        if !self.is_prepared {
+        if !self.gate.is_open() {
             return Ok(Sharded::begin(&self.shards, make));
         }
         wait(Sharded::start(&self.shards, make))
@@ -467,6 +468,7 @@ impl Engine {
                 .mailboxes
                 .deliver(shard, Command::Stop { grace });
         }
+        self.gate.open();
         if self.shards.current().is_some() || is_turning() {
             // A shard that waits for its own end waits for ever. Another thread may wait for it.
             return Ok(());

@@ -13,6 +13,7 @@ use grpcxx_tls::{LiveCounters, Tls};
 use grpcxx_transport::Migrating;
 
 use super::arena_parts::{connection_limits, small_bytes};
+use super::gate::Gate;
 use super::options::{default_arena, default_shares};
 use super::queues::{Ends, Queues, queues};
 use super::report::{Rdma, SharedMemory};
@@ -73,26 +74,8 @@ struct Plan {
     certificates: Option<Arc<Certificates>>,
 }
 
-impl Engine {
-    /// Starts the shards and, if asked to, listens on the star port. Who comes there is served when
-    /// `prepare` is done, so nobody meets a task without its functions or with an empty store.
-    /// `prepare` must not wait for calls: shards may not turn yet.
-    ///
-    /// # Errors
-    /// As of [`Engine::start`].
-    pub fn start_with(
-        options: EngineOptions,
-        prepare: impl FnOnce(&Self),
-    ) -> Result<Self, EngineError> {
-        start(options, prepare)
-    }
-}
-
-/// Starts an engine, which serves nobody before it was prepared.
-pub(super) fn start(
-    options: EngineOptions,
-    prepare: impl FnOnce(&Engine),
-) -> Result<Engine, EngineError> {
+/// Starts an engine, which serves nobody before it is opened.
+pub(super) fn start(options: EngineOptions) -> Result<Engine, EngineError> {
     let options = polling_if_there_is_time(options);
     let (options, lends) = lending::choose(options);
     let plan = Plan {
@@ -121,17 +104,18 @@ pub(super) fn start(
     // call, and until then wait in the line of the system.
     let (gate, opened) = channel();
     let mut opened = Some(opened);
-    let begun = ends.into_iter().enumerate().try_for_each(|(index, ends)| {
-        let shared = (&shared, &shards);
-        let starting = Starting {
-            tell: starting.clone(),
-            may_turn: opened.take(),
-        };
-        hosts.push(start_shard(
-            index, ends, &options, &plan, shared, clock, starting,
-        )?);
-        Ok(())
-    });
+    let begun: Result<(), EngineError> =
+        ends.into_iter().enumerate().try_for_each(|(index, ends)| {
+            let shared = (&shared, &shards);
+            let starting = Starting {
+                tell: starting.clone(),
+                may_turn: opened.take(),
+            };
+            hosts.push(start_shard(
+                index, ends, &options, &plan, shared, clock, starting,
+            )?);
+            Ok(())
+        });
     drop(starting);
     let reports: Vec<Started> = started.iter().collect();
     let are_all_made = begun.is_ok() && reports.len() == options.shards;
@@ -143,7 +127,7 @@ pub(super) fn start(
         .into_iter()
         .filter_map(|report| report.tls)
         .collect();
-    let mut engine = Engine {
+    let engine = Engine {
         client: Client::new(Arc::clone(&shared.mailboxes), star_address),
         report: StartReport {
             task: shared.task.name().to_owned(),
@@ -172,7 +156,7 @@ pub(super) fn start(
         hosts: Mutex::new(hosts),
         metrics: Metrics::new(shards.clone()),
         shards,
-        is_prepared: false,
+        gate: Gate::closed(gate),
         turns: AtomicUsize::new(0),
         shard_held_max: options.shard_held_max,
         certificates: plan.certificates,
@@ -180,21 +164,10 @@ pub(super) fn start(
         _cpu_latency: cpu_latency_file,
         _cpu_claims: plan.cpu_claims,
     };
-    // Dropped before the engine where the preparation panics: that waits for its shards.
-    let gate_of_engine: Sender<()> = gate;
-    if are_all_made {
-        drop(engine.tell_more(ProgramPage::default()));
-        prepare(&engine);
+    if !are_all_made {
+        begun.and_then(|()| engine.open())?;
     }
-    engine.is_prepared = true;
-    drop(gate_of_engine);
-    let waited = begun.and_then(|()| engine.hosts().iter().try_for_each(HostHandle::wait_started));
-    if let Err(error) = waited {
-        // The shards that did start are stopped, or they would hold the port; the error of the one
-        // that did not is what counts.
-        let _ = engine.stop(std::time::Duration::ZERO);
-        return Err(error.into());
-    }
+    drop(engine.tell_more(ProgramPage::default()));
     Ok(engine)
 }
 

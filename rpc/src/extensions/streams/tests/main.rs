@@ -21,7 +21,7 @@ const PATH: &str = "/demo.Greeter/Chat";
 const TOKEN: u64 = 77;
 
 /// A client and a server with one stream between them, which the service has.
-pub struct Open {
+pub(crate) struct Open {
     pair: Pair,
     call: CallId,
     request: RequestId,
