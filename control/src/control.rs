@@ -15,13 +15,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::service::Routes;
 use tonic::transport::Server;
-use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::calls::Calls;
 use crate::connections::Connections;
 use crate::dispatch::Dispatch;
 use crate::handshakes::{Handshakes, Spoken};
+use crate::health::Health;
 use crate::incoming::Incoming;
 use crate::inspector::Inspector;
 use crate::limits::{
@@ -30,10 +30,8 @@ use crate::limits::{
 };
 use crate::listener::listen;
 use crate::master::Master;
-use crate::methods::HEALTH_SERVICES;
 use crate::metrics::Metrics;
 use crate::metrics_page::MetricsPage;
-use crate::registered;
 use crate::services::inspect::inspector_server::InspectorServer;
 use crate::services::master_service_server::MasterServiceServer;
 use crate::services::worker_service_server::WorkerServiceServer;
@@ -247,7 +245,6 @@ impl Endpoint {
         let (stopping, stopping_seen) = watch::channel(false);
         let (stopped, stopped_seen) = watch::channel(false);
         let reporter = HealthReporter::new();
-        set_health(&reporter, ServingStatus::Serving).await;
 
         if let Some(listener) = listeners.metrics {
             let page = MetricsPage {
@@ -264,13 +261,14 @@ impl Endpoint {
         let idle = tokio::spawn(close_idle(connections.clone(), sessions.clone()));
         let (backend, authority) = (self.backend.clone(), self.authority.clone());
         let routes = routes(backend, authority, sessions, reporter.clone());
-        let (failing, failing_seen) = watch::channel(false);
+        let health = Health::new(self.backend.clone(), reporter);
+        health.tell().await;
         let dispatch = Dispatch::new(
             routes,
-            (self.backend.clone(), reporter.clone()),
+            (self.backend.clone(), health.clone()),
             calls.clone(),
             self.authority.clone(),
-            (failing_seen, stopped_seen),
+            stopped_seen,
         );
         let incoming = Incoming::new(
             listeners.grpc,
@@ -291,12 +289,8 @@ impl Endpoint {
                 }),
         );
 
-        let health = Health {
-            backend: self.backend.clone(),
-            reporter,
-            is_over: failing,
-        };
-        let failing = tokio::spawn(fail(self.failure, health.clone()));
+        let (failing, failure) = (health.clone(), self.failure);
+        let failing = tokio::spawn(async move { failing.end_with(failure).await });
         let end = tokio::select! {
             end = asked_to_stop(&mut self.stop_asked) => end,
             ended = &mut server => {
@@ -324,36 +318,6 @@ async fn asked_to_stop(stop_asked: &mut watch::Receiver<Option<Instant>>) -> Ins
     match stop_asked.wait_for(Option::is_some).await {
         Ok(end) => end.unwrap_or_else(Instant::now),
         Err(_) => Instant::now(),
-    }
-}
-
-/// The health of all services.
-#[derive(Clone)]
-struct Health {
-    backend: Arc<dyn Backend>,
-    reporter: HealthReporter,
-    /// Whether nothing is served any more.
-    is_over: watch::Sender<bool>,
-}
-
-impl Health {
-    async fn end(&self) {
-        self.is_over.send_replace(true);
-        set_health(&self.reporter, ServingStatus::NotServing).await;
-        registered::set_health(&*self.backend, &self.reporter, ServingStatus::NotServing).await;
-    }
-}
-
-/// Shows a failure as soon as there is one.
-async fn fail(mut failure: watch::Receiver<bool>, health: Health) {
-    if failure.wait_for(|&has_failed| has_failed).await.is_ok() {
-        health.end().await;
-    }
-}
-
-async fn set_health(reporter: &HealthReporter, status: ServingStatus) {
-    for service in ["", HEALTH_SERVICES[0], HEALTH_SERVICES[1]] {
-        reporter.set_service_status(service, status).await;
     }
 }
 

@@ -1,10 +1,9 @@
 //! What every gRPC call passes: limits, deadline, the end of the grace, and counting.
 
-use std::collections::HashSet;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,12 +16,12 @@ use tokio::sync::watch;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::service::Routes;
-use tonic_health::server::HealthReporter;
 use tower_service::Service;
 
 use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
+use crate::health::Health;
 use crate::methods::{self, Method};
 use crate::reflection::Reflection;
 use crate::refusals::Refusals;
@@ -36,15 +35,11 @@ use crate::tensors::{GRPC_STATUS, TensorFrames};
 pub(crate) struct Dispatch {
     routes: Routes,
     backend: Arc<dyn Backend>,
-    reporter: HealthReporter,
-    /// The services of the program that the reporter knows.
-    told: Arc<Mutex<HashSet<&'static str>>>,
+    health: Arc<Health>,
     reflection: Arc<Reflection>,
     calls: Arc<Calls>,
     authority: Arc<Authority>,
     refusals: Refusals,
-    /// True once a stop has begun, or the task has failed.
-    stopping: watch::Receiver<bool>,
     /// True once the grace of a stop is over.
     stopped: watch::Receiver<bool>,
 }
@@ -52,21 +47,19 @@ pub(crate) struct Dispatch {
 impl Dispatch {
     pub(crate) fn new(
         routes: Routes,
-        (backend, reporter): (Arc<dyn Backend>, HealthReporter),
+        (backend, health): (Arc<dyn Backend>, Arc<Health>),
         calls: Arc<Calls>,
         authority: Arc<Authority>,
-        (stopping, stopped): (watch::Receiver<bool>, watch::Receiver<bool>),
+        stopped: watch::Receiver<bool>,
     ) -> Self {
         Self {
             routes: routes.prepare(),
             reflection: Reflection::new(Arc::clone(&backend)),
-            told: Arc::default(),
             backend,
-            reporter,
+            health,
             calls,
             authority,
             refusals: Refusals::new(),
-            stopping,
             stopped,
         }
     }
@@ -98,12 +91,10 @@ impl Dispatch {
             true => self.reflection.routes().call(request),
             false => self.routes.call(request),
         };
-        let is_serving = !*self.stopping.borrow();
-        let health = (method.tells_health() && is_serving)
-            .then(|| (self.reporter.clone(), Arc::clone(&self.told)));
+        let health = method.tells_health().then(|| Arc::clone(&self.health));
         Box::pin(async move {
-            if let Some((reporter, told)) = health {
-                registered::tell_new(&*backend, &reporter, &told).await;
+            if let Some(health) = health {
+                health.tell().await;
             }
             match answer.await {
                 Ok(response) => response,

@@ -24,6 +24,7 @@ use tower_service::Service;
 use crate::calls::Calls;
 use crate::control::{OpenSessions, routes};
 use crate::dispatch::Dispatch;
+use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::services::inspect::InspectReply;
 use crate::tensor_proto::decode;
@@ -96,9 +97,8 @@ const SERVED_PATH: &str = "/fuzz.Service/Echo";
 /// Makes a call and reads its answer as far as there is one.
 async fn call(path: &str, pieces: Pieces) {
     let calls = Calls::new(Metrics::new(), &ControlLimits::default());
-    let (_stopping, stopping_seen) = watch::channel(false);
     let (_stopped, stopped_seen) = watch::channel(false);
-    let mut dispatch = dispatch(calls.clone(), (stopping_seen, stopped_seen));
+    let mut dispatch = dispatch(calls.clone(), stopped_seen);
     let request = Request::post(path)
         .header("content-type", "application/grpc")
         .body(Body::new(pieces))
@@ -145,7 +145,7 @@ async fn call(path: &str, pieces: Pieces) {
 /// How often a call that has nothing to say is looked at.
 const TURNS_MAX: usize = 64;
 
-fn dispatch(calls: Arc<Calls>, ends: (watch::Receiver<bool>, watch::Receiver<bool>)) -> Dispatch {
+fn dispatch(calls: Arc<Calls>, stopped: watch::Receiver<bool>) -> Dispatch {
     let backend: Arc<dyn Backend> = Arc::new(Nothing);
     let authority = Arc::new(Authority::default());
     let sessions = OpenSessions::new(&ControlLimits::default(), &Metrics::new());
@@ -156,7 +156,8 @@ fn dispatch(calls: Arc<Calls>, ends: (watch::Receiver<bool>, watch::Receiver<boo
         sessions,
         reporter.clone(),
     );
-    Dispatch::new(routes, (backend, reporter), calls, authority, ends)
+    let health = Health::new(backend.clone(), reporter);
+    Dispatch::new(routes, (backend, health), calls, authority, stopped)
 }
 
 /// A body that comes in these pieces, each as soon as it is asked for.
@@ -179,7 +180,7 @@ impl http_body::Body for Pieces {
 }
 
 /// An engine that has nothing, and echoes the messages of one method.
-struct Nothing;
+pub(crate) struct Nothing;
 
 impl Backend for Nothing {
     fn status(&self) -> Answer<'_, GetStatusResponse> {

@@ -20,6 +20,7 @@ mod dispatch;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handshakes;
+mod health;
 mod incoming;
 mod inspector;
 pub mod limits;

@@ -1,9 +1,8 @@
 //! The services that the task's program has registered, as this endpoint serves them.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -19,13 +18,10 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::{KeyAndValueRef, MetadataKey, MetadataMap, MetadataValue};
 use tonic::server::{Grpc, StreamingService, UnaryService};
 use tonic::{Status, Streaming};
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
 
 use crate::Backend;
 use crate::connections::Caller;
 use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
-use crate::lock::lock;
 use crate::methods;
 use crate::request_body;
 use crate::status::to_grpc;
@@ -53,33 +49,6 @@ pub(crate) async fn answer(
         // Which direction streams is nothing that travels.
         true => grpc.streaming(method, request).await,
         false => grpc.unary(method, request).await,
-    }
-}
-
-/// Tells the health of the services that are there now.
-pub(crate) async fn set_health(
-    backend: &dyn Backend,
-    reporter: &HealthReporter,
-    status: ServingStatus,
-) {
-    for service in backend.services() {
-        reporter.set_service_status(service.name, status).await;
-    }
-}
-
-/// Tells of services that are served since the last time. Those that were told of are left alone:
-/// whoever watches one hears of each time.
-pub(crate) async fn tell_new(
-    backend: &dyn Backend,
-    reporter: &HealthReporter,
-    told: &Mutex<HashSet<&'static str>>,
-) {
-    for service in backend.services() {
-        let is_new = lock(told).insert(service.name);
-        if is_new {
-            let serving = ServingStatus::Serving;
-            reporter.set_service_status(service.name, serving).await;
-        }
     }
 }
 
