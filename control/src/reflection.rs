@@ -74,23 +74,24 @@ fn try_routes(registered: &[&[u8]]) -> Result<Routes, Error> {
     Ok(routes.prepare())
 }
 
-/// These descriptor sets, in which no two packages have files of the same name: the name of a file
-/// is relative to the folder that was compiled, and reflection keeps one file of each name. The
-/// first package has it as it is; before others stands their package.
+/// These descriptor sets, in which files that say different things have different names: the name
+/// of a file is relative to the folder that was compiled, and reflection keeps one file of each
+/// name. The first one has it as it is; before others stands their package, and a number if need
+/// be.
 fn sets_apart<'a>(sets: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, DecodeError> {
-    let mut packages = HashMap::new();
+    let mut named = HashMap::<String, FileHead>::new();
     let apart = sets.map(|set| {
         let mut set = FileSet::decode(set)?;
         let mut renamed = HashMap::new();
         for file in &set.files {
-            let FileHead { name, package } = FileHead::decode(&file[..])?;
-            let first = packages
-                .entry(name.clone())
-                .or_insert_with(|| package.clone());
-            if *first != package {
-                let apart = format!("{package}/{name}");
-                renamed.insert(name, apart);
+            let head = FileHead::decode(&file[..])?;
+            let name = names_for(&head)
+                .find(|name| named.get(name).is_none_or(|known| known.has_all_of(&head)))
+                .expect("there is always another name");
+            if name != head.name {
+                renamed.insert(head.name.clone(), name.clone());
             }
+            named.entry(name).or_insert(head);
         }
         if !renamed.is_empty() {
             for file in &mut set.files {
@@ -100,6 +101,15 @@ fn sets_apart<'a>(sets: impl Iterator<Item = &'a [u8]>) -> Result<Vec<Vec<u8>>, 
         Ok(set.encode_to_vec())
     });
     apart.collect()
+}
+
+/// The names that a file may have, the best one first.
+fn names_for(head: &FileHead) -> impl Iterator<Item = String> {
+    let FileHead { name, package, .. } = head;
+    let numbered = (2_u64..).map(move |number| format!("{package}/{number}/{name}"));
+    [name.clone(), format!("{package}/{name}")]
+        .into_iter()
+        .chain(numbered)
 }
 
 /// The descriptor of a file, in which it and what it imports have their new names. All else stays,
@@ -136,6 +146,31 @@ struct FileHead {
     name: String,
     #[prost(string, tag = "2")]
     package: String,
+    #[prost(message, repeated, tag = "4")]
+    messages: Vec<Named>,
+    #[prost(message, repeated, tag = "5")]
+    enums: Vec<Named>,
+    #[prost(message, repeated, tag = "6")]
+    services: Vec<Named>,
+}
+
+impl FileHead {
+    /// Whether all that the other file describes is described here. Two compilers may write the
+    /// same file in different bytes.
+    fn has_all_of(&self, other: &Self) -> bool {
+        let all_in = |kept: &[Named], other: &[Named]| other.iter().all(|name| kept.contains(name));
+        self.package == other.package
+            && all_in(&self.messages, &other.messages)
+            && all_in(&self.enums, &other.enums)
+            && all_in(&self.services, &other.services)
+    }
+}
+
+/// A message, an enum or a service of a file.
+#[derive(Message, PartialEq)]
+struct Named {
+    #[prost(string, tag = "1")]
+    name: String,
 }
 
 // Fields of FileDescriptorProto.

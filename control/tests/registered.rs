@@ -23,6 +23,7 @@ use crate::support::{Fake, channel, start};
 
 struct First(&'static [u8]);
 struct Second(&'static [u8]);
+struct Third(&'static [u8]);
 
 impl TypedService for First {
     const NAME: &'static str = "a.First";
@@ -34,6 +35,14 @@ impl TypedService for First {
 
 impl TypedService for Second {
     const NAME: &'static str = "b.Second";
+
+    fn into_methods(self) -> Methods {
+        Methods::new(Self::NAME, self.0, Place::Shard)
+    }
+}
+
+impl TypedService for Third {
+    const NAME: &'static str = "b.Third";
 
     fn into_methods(self) -> Methods {
         Methods::new(Self::NAME, self.0, Place::Shard)
@@ -76,6 +85,7 @@ fn services() -> Vec<ServiceReport> {
     let engine = Engine::builder().arena_bytes(1 << 20).start().unwrap();
     engine.add_service(First(described("a", "First", "of_a")));
     engine.add_service(Second(described("b", "Second", "of_b")));
+    engine.add_service(Third(described("b", "Third", "of_b")));
     engine.services()
 }
 
@@ -103,7 +113,7 @@ async fn files_of_the_same_name_are_all_reflected() {
     let MessageResponse::ListServicesResponse(list) = list else {
         panic!("a list was asked for, not {list:?}");
     };
-    for name in ["a.First", "b.Second"] {
+    for name in ["a.First", "b.Second", "b.Third"] {
         let listed = list.service.iter().filter(|service| service.name == name);
         assert_eq!(listed.count(), 1, "{name} in {list:?}");
     }
@@ -113,7 +123,11 @@ async fn files_of_the_same_name_are_all_reflected() {
         }
         other => panic!("a file was asked for, not {other:?}"),
     };
-    for (name, field) in [("a.First", "of_a"), ("b.Second", "of_b")] {
+    for (name, field) in [
+        ("a.First", "of_a"),
+        ("b.Second", "of_b"),
+        ("b.Third", "of_b"),
+    ] {
         let service = file(MessageRequest::FileContainingSymbol(name.to_owned())).await;
         let common = service.dependency[0].clone();
         let common = file(MessageRequest::FileByFilename(common)).await;
