@@ -1,7 +1,7 @@
 //! What partners say that they call, for the operations of one tag.
 //!
-//! A request that waits at its sender before there is an answer brings that in one way. One for each
-//! of the next operations costs a message each; asked for together, they go in one.
+//! A request that waits at its sender before there is an answer brings that in one way. One for
+//! each of the next operations costs a message each; asked for together, they go in one.
 
 use std::collections::VecDeque;
 
