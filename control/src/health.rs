@@ -92,15 +92,18 @@ mod tests {
         })
         .await;
         tokio::task::yield_now().await;
-        health.tell().await;
-        for name in HEALTH_SERVICES {
-            let asked = HealthCheckRequest {
-                service: name.to_owned(),
-            };
-            let status = service.check(Request::new(asked)).await;
-            let status = status.unwrap().into_inner().status;
-            assert_eq!(status, ServingStatus::Serving as i32);
-        }
+        let asks = async {
+            health.tell().await;
+            for name in HEALTH_SERVICES {
+                let asked = HealthCheckRequest {
+                    service: name.to_owned(),
+                };
+                let status = service.check(Request::new(asked)).await;
+                let status = status.unwrap().into_inner().status;
+                assert_eq!(status, ServingStatus::Serving as i32);
+            }
+        };
+        tokio::join!(others, asks);
     }
 
     #[tokio::test]
