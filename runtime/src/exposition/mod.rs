@@ -93,8 +93,8 @@ impl Exposition {
             ),
             (
                 "staged_bytes",
-                "Bytes of the tensors that are staged, with their names and 256 for each.",
-                self.staged.bytes(),
+                "Bytes of the tensors that are staged.",
+                self.staged.data_bytes(),
             ),
             (
                 "arena_extends",

@@ -248,7 +248,7 @@ impl Cluster {
             );
         }
         for task in self.tasks.iter().flatten() {
-            let staged = (task.staged.tensors(), task.staged.bytes());
+            let staged = (task.staged.tensors(), task.staged.data_bytes());
             assert_eq!(
                 staged,
                 (0, 0),

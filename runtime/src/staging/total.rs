@@ -22,11 +22,14 @@ struct Ledger {
     peers: HashMap<Account, Amount, RandomState>,
 }
 
-/// Tensors, and the bytes for which the store counts them.
+/// Tensors of a push.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Amount {
     pub(super) tensors: usize,
+    /// For which the store counts them.
     pub(super) bytes: u64,
+    /// What metrics tell.
+    pub(super) data_bytes: u64,
 }
 
 /// Tensors of one call, and their part of the total, which is given back when this is dropped.
@@ -43,8 +46,8 @@ impl StagedTotal {
         self.lock().all.tensors
     }
 
-    pub(crate) fn bytes(&self) -> u64 {
-        self.lock().all.bytes
+    pub(crate) fn data_bytes(&self) -> u64 {
+        self.lock().all.data_bytes
     }
 
     /// Counts what a peer stages. It may have a part of what the store and other peers leave, so
@@ -101,19 +104,22 @@ impl Ledger {
 
 impl Amount {
     pub(super) fn of(tensors: &[(Text, Tensor)]) -> Self {
-        let bytes = tensors
-            .iter()
-            .map(|(name, tensor)| TensorStore::entry_bytes(name, tensor));
-        Self {
+        let all = Self {
             tensors: tensors.len(),
-            bytes: bytes.sum(),
-        }
+            ..Self::default()
+        };
+        tensors.iter().fold(all, |all, (name, tensor)| Self {
+            bytes: all.bytes + TensorStore::entry_bytes(name, tensor),
+            data_bytes: all.data_bytes + tensor.data.len() as u64,
+            ..all
+        })
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
         Self {
             tensors: self.tensors + other.tensors,
             bytes: self.bytes + other.bytes,
+            data_bytes: self.data_bytes + other.data_bytes,
         }
     }
 
@@ -121,6 +127,7 @@ impl Amount {
         Self {
             tensors: self.tensors - other.tensors,
             bytes: self.bytes - other.bytes,
+            data_bytes: self.data_bytes - other.data_bytes,
         }
     }
 }
@@ -152,6 +159,7 @@ impl Room {
             part: Amount {
                 tensors: left_tensors - left_tensors / kept_part,
                 bytes: left_bytes - left_bytes / kept_part as u64,
+                data_bytes: left_bytes,
             },
             bytes_max,
             stored_bytes,
