@@ -3,6 +3,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -19,6 +20,8 @@ pub(super) struct Bed {
     alarm: OwnedFd,
     /// A copy of the shard's descriptor.
     shard: OnceLock<OwnedFd>,
+    /// The shard's descriptor may end a sleep, and has not done so.
+    listens: AtomicBool,
 }
 
 struct Bell(OwnedFd);
@@ -50,6 +53,7 @@ impl Bed {
             alarm,
             bell: Arc::new(Bell(bell)),
             shard: OnceLock::new(),
+            listens: AtomicBool::new(false),
         })
     }
 
@@ -66,6 +70,8 @@ impl Bed {
     pub(super) fn listen(&self, shard: BorrowedFd<'_>) -> io::Result<()> {
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         let data = epoll::EventData::new_u64(SHARD);
+        // Before it can end a sleep.
+        self.listens.store(true, Ordering::Relaxed);
         if let Some(known) = self.shard.get() {
             return Ok(epoll::modify(&self.epoll, known, data, flags)?);
         }
@@ -78,7 +84,9 @@ impl Bed {
 
     /// Ends what [`Bed::listen`] began.
     pub(super) fn silence(&self) {
-        if let Some(shard) = self.shard.get() {
+        if self.listens.swap(false, Ordering::Relaxed)
+            && let Some(shard) = self.shard.get()
+        {
             let data = epoll::EventData::new_u64(SHARD);
             // It is there; a failure would cost a vain wake-up.
             let _ = epoll::modify(&self.epoll, shard, data, epoll::EventFlags::empty());
@@ -108,8 +116,13 @@ impl Bed {
         let Ok((events, _)) = epoll::wait(&self.epoll, &mut events, limit.as_ref()) else {
             return Woken::Up;
         };
-        if events.iter().any(|event| event.data.u64() == BELL) {
-            self.bell.silence();
+        for event in &*events {
+            match event.data.u64() {
+                BELL => self.bell.silence(),
+                // It ends one sleep.
+                SHARD => self.listens.store(false, Ordering::Relaxed),
+                _ => {}
+            }
         }
         match *events {
             [event] if event.data.u64() == ALARM => Woken::ByAlarm,

@@ -1,12 +1,14 @@
 //! A shard that its thread lends to threads that wait for what it brings.
 //!
-//! Whoever has the lock turns the shard. Its owner is the thread that was made for it: it gives the
-//! lock up while it sleeps, on a descriptor that becomes readable when the shard has work. A thread
-//! that waits for a call meanwhile borrows the shard: it silences that descriptor, turns the shard
-//! until its own call has ended, and lets the descriptor speak again. So a call of a thread needs
-//! no other thread, and what comes while nobody waits wakes the owner.
+//! Whoever has the lock turns the shard. Its owner is the thread that was made for it: where
+//! threads come for the shard, it gives the lock up while it sleeps, on a descriptor that becomes
+//! readable when the shard has work. A thread that waits for a call meanwhile borrows the shard: it
+//! silences that descriptor, turns the shard until its own call has ended, and lets the descriptor
+//! speak again. So a call of a thread needs no other thread, and what comes while nobody waits
+//! wakes the owner.
 
 mod dozing;
+mod seat;
 mod turning;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,11 +18,14 @@ use std::time::{Duration, Instant};
 
 use grpcxx_transport::Time;
 
-use self::dozing::{Dozing, VainWakes};
+use self::dozing::Dozing;
+use self::seat::{Hold, Seat};
 use self::turning::{Turning, guard};
 use super::bed::{Bed, Woken};
 use super::native::Executor;
-use super::shard_loop::{Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_limit};
+use super::shard_loop::{
+    Clock, Dead, Panic, ShardLoop, TurnTime, next_look, sleep_end, sleep_limit,
+};
 use super::sync::{AtomicBool, AtomicUsize, Mutex, MutexGuard, Ordering, fence};
 use super::tasks::{FirstTasks, Jobs};
 use super::waiter::{Turnable, Waiter};
@@ -46,35 +51,6 @@ pub(crate) struct Lent<L> {
     is_kept: AtomicBool,
     clock: Clock,
     waker: Waker,
-}
-
-/// What the lock guards.
-struct Seat<L> {
-    /// None once its owner keeps it for good.
-    shard: Option<L>,
-    idle: Idle,
-    hold: Hold,
-    /// When the owner wakes by itself.
-    wakes_at: Option<Time>,
-    vain_wakes: VainWakes,
-    /// Events that the owner has had since it woke up.
-    events: usize,
-    /// What a borrower's turn ended in.
-    death: Option<Dead<()>>,
-}
-
-/// Who has the shard.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
-    /// Whoever turns it.
-    Turned,
-    /// Nobody: the owner sleeps, and the shard wakes it.
-    Asleep,
-    /// Nobody: a thread has just given it back, and is likely to come again. The owner sleeps, and
-    /// looks after it when the alarm has gone off and nobody has come.
-    Dozing,
-    /// The thread that wants it: the owner sleeps, and only the bell wakes it.
-    Handed,
 }
 
 /// Why the owner stops turning.
@@ -157,15 +133,7 @@ impl<L: ShardLoop> Lent<L> {
             is_kept: AtomicBool::new(false),
             clock,
             waker: shard.waker(),
-            seat: Mutex::new(Seat {
-                shard: Some(shard),
-                idle,
-                hold: Hold::Turned,
-                wakes_at: None,
-                vain_wakes: VainWakes::default(),
-                events: 0,
-                death: None,
-            }),
+            seat: Mutex::new(Seat::new(shard, idle)),
         }
     }
 
@@ -175,19 +143,19 @@ impl<L: ShardLoop> Lent<L> {
         let mut time = TurnTime::new(self.clock);
         loop {
             let mut seat = self.recall();
-            let woke_at = self.clock.now();
-            // Who had it comes again soon, and may need this CPU for that.
-            let spins = seat.hold != Hold::Dozing;
-            if !spins {
+            if seat.hold == Hold::Dozing {
                 seat.vain_wakes.forget_one();
             }
+            // Threads that sleep need it.
+            let is_needed = self.sleepers.load(Ordering::Relaxed) > 0;
+            seat.woke_at = (!is_needed).then(|| self.clock.now());
             self.wake(&mut seat);
             self.dozing.stop_alarm(&self.bed);
             beside.awake();
             seat.events = 0;
             let turning = Turning::begin();
             let paused = catch_unwind(AssertUnwindSafe(|| {
-                self.turn_until_pause(&mut seat, beside, &mut time, spins)
+                self.turn_until_pause(&mut seat, beside, &mut time)
             }));
             drop(turning);
             let death = seat.death.take();
@@ -198,8 +166,6 @@ impl<L: ShardLoop> Lent<L> {
                     time.forget();
                 }
                 (Ok(Pause::HandOver), None) => {
-                    let (stayed, events) = (self.clock.now().since(woke_at), seat.events);
-                    seat.vain_wakes.note(stayed, events);
                     seat.hold = Hold::Handed;
                     seat.wakes_at = None;
                     drop(seat);
@@ -217,19 +183,20 @@ impl<L: ShardLoop> Lent<L> {
     fn sleep(&self, limit: Option<Duration>) {
         // A time that no clock reaches is no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut borrows = self.dozing.borrows();
+        let mut comings = self.dozing.comings();
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if self.bed.sleep(left) == Woken::Up {
                 return;
             }
             // As long as threads come for the shard, one of them looks after it.
-            let before = std::mem::replace(&mut borrows, self.dozing.borrows());
-            let has_come = borrows != before || self.is_borrowed.load(Ordering::Relaxed);
+            let before = std::mem::replace(&mut comings, self.dozing.comings());
+            let has_come = comings != before || self.is_borrowed.load(Ordering::Relaxed);
             if !has_come || self.dozing.is_stirred() || self.has_left_work() {
                 return;
             }
-            self.dozing.set_again(&self.bed);
+            let is_borrowed = || self.is_borrowed.load(Ordering::Relaxed);
+            self.dozing.set_again(&self.bed, is_borrowed);
         }
     }
 
@@ -248,7 +215,6 @@ impl<L: ShardLoop> Lent<L> {
         seat: &mut Seat<L>,
         beside: &mut impl Executor,
         time: &mut TurnTime,
-        spins: bool,
     ) -> Result<Pause, Panic> {
         loop {
             let is_kept = seat.death.is_some() || self.is_bound.load(Ordering::Acquire);
@@ -270,15 +236,25 @@ impl<L: ShardLoop> Lent<L> {
             }
             match seat.idle.after_turn(now, events) {
                 IdleStep::Turn if events > 0 => time.forget(),
-                IdleStep::Turn if spins => std::hint::spin_loop(),
+                IdleStep::Turn if self.owner_may_look(seat) => std::hint::spin_loop(),
                 IdleStep::Turn | IdleStep::Park => {
                     time.forget();
-                    let limit = sleep_limit(seat.shard(), beside.next_timeout(), self.clock);
+                    let end = sleep_end(seat.shard(), beside.next_timeout(), self.clock);
+                    let limit = end.map(|end| end.since(self.clock.now()));
                     if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
                         continue;
                     }
+                    if seat.solitude.note_sleep(&self.dozing) {
+                        // It keeps the lock, and sleeps as the owner of a shard that is not lent.
+                        if !self.is_bound.load(Ordering::Acquire) {
+                            seat.shard().park(limit);
+                        }
+                        seat.events = 0;
+                        beside.awake();
+                        continue;
+                    }
                     if self.fall_asleep(seat) {
-                        seat.wakes_at = limit.map(|limit| self.clock.now() + limit);
+                        seat.wakes_at = end;
                         return Ok(Pause::Sleep(limit));
                     }
                     beside.awake();
@@ -287,10 +263,16 @@ impl<L: ShardLoop> Lent<L> {
         }
     }
 
+    /// Whether the owner may look for work before it sleeps. A thread that comes for the shard may
+    /// need just this CPU; where several sleep, the owner turns it for them.
+    fn owner_may_look(&self, seat: &Seat<L>) -> bool {
+        !seat.solitude.is_sought() || self.sleepers.load(Ordering::Relaxed) > 1
+    }
+
     fn turn_until_woken(&self, seat: &mut Seat<L>, waiter: &Waiter, until: Option<Time>) -> End {
         let mut time = TurnTime::new(self.clock);
         // A call has begun, so an answer may be near.
-        seat.idle.note_event();
+        seat.borrowers_idle.note_event();
         loop {
             if waiter.is_woken() {
                 return End::Woken;
@@ -304,7 +286,7 @@ impl<L: ShardLoop> Lent<L> {
                 return End::Woken;
             }
             let events = shard.turn(now);
-            match seat.idle.after_turn(now, events) {
+            match seat.borrowers_idle.after_turn(now, events) {
                 IdleStep::Turn if events > 0 => time.forget(),
                 IdleStep::Turn => std::hint::spin_loop(),
                 IdleStep::Park => {
@@ -314,7 +296,6 @@ impl<L: ShardLoop> Lent<L> {
                     // The waiter's waker ends this sleep if it is used from now on.
                     let is_over = waiter.is_woken() || self.is_left();
                     if !is_over && !limit.is_some_and(|limit| limit.is_zero()) {
-                        self.dozing.stop_alarm(&self.bed);
                         seat.shard().park(limit);
                     }
                 }
@@ -342,6 +323,7 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
+        self.dozing.note_visit();
         let mut seat = self.try_lock().filter(|seat| seat.has_no_thread())?;
         if !takes(seat.shard()) {
             return None;
@@ -384,7 +366,11 @@ impl<L: ShardLoop> Lent<L> {
     }
 
     fn borrow(&self) -> Option<MutexGuard<'_, Seat<L>>> {
-        if self.is_bound.load(Ordering::Acquire) || self.is_borrowed.load(Ordering::Relaxed) {
+        if self.is_bound.load(Ordering::Acquire) {
+            return None;
+        }
+        self.dozing.note_coming();
+        if self.is_borrowed.load(Ordering::Relaxed) {
             return None;
         }
         let mut seat = match self.try_lock() {
@@ -392,9 +378,12 @@ impl<L: ShardLoop> Lent<L> {
             _ => self.want()?,
         };
         self.wake(&mut seat);
+        if let Some(woke_at) = seat.woke_at.take() {
+            let events = seat.events;
+            (seat.vain_wakes).note(self.clock.now().since(woke_at), events);
+        }
         seat.shard().set_borrowed(true);
         self.is_borrowed.store(true, Ordering::Relaxed);
-        self.dozing.note_borrow();
         // See `recall`.
         fence(Ordering::SeqCst);
         Some(seat)
@@ -561,22 +550,6 @@ impl<L: ShardLoop + Send> Turnable for Lent<L> {
 /// Whether the calling thread turns a shard that its owner has lent.
 pub(crate) fn is_turning() -> bool {
     Turning::is_under_way()
-}
-
-impl<L: ShardLoop> Seat<L> {
-    fn shard(&mut self) -> &mut L {
-        self.shard.as_mut().expect("its owner has not kept it yet")
-    }
-
-    /// Whether nobody turns it or is about to.
-    fn has_no_thread(&self) -> bool {
-        matches!(self.hold, Hold::Asleep | Hold::Dozing)
-    }
-
-    /// Whether a thread that waits may take it.
-    fn is_free(&self) -> bool {
-        self.hold != Hold::Turned
-    }
 }
 
 /// Whether the first of two times is earlier; none is at the end of all times.

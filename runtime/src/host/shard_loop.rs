@@ -158,11 +158,17 @@ pub(super) fn sleep_limit<L: ShardLoop>(
     timer: Option<Time>,
     clock: Clock,
 ) -> Option<Duration> {
-    let deadline = [next_look(shard, clock), timer]
-        .into_iter()
-        .flatten()
-        .min()?;
-    Some(deadline.since(clock.now()))
+    let end = sleep_end(shard, timer, clock)?;
+    Some(end.since(clock.now()))
+}
+
+/// When that sleep is over.
+pub(super) fn sleep_end<L: ShardLoop>(
+    shard: &mut L,
+    timer: Option<Time>,
+    clock: Clock,
+) -> Option<Time> {
+    [next_look(shard, clock), timer].into_iter().flatten().min()
 }
 
 /// When a shard wants its next turn even if its descriptor tells of nothing.

@@ -8,8 +8,10 @@ use crate::host::sync::{AtomicBool, AtomicUsize, Ordering, fence};
 
 /// Whether a shard dozes, and the alarm of its owner.
 pub(super) struct Dozing {
-    /// How often threads that wait have borrowed the shard.
-    borrows: AtomicUsize,
+    /// How often threads that wait have come for the shard, whether they got it or not.
+    comings: AtomicUsize,
+    /// How often threads wanted to begin a call on it.
+    visits: AtomicUsize,
     /// The alarm is set, or the owner has heard it and is about to set it again.
     has_alarm: AtomicBool,
     /// The shard dozes, so nothing else tells its owner what is handed over.
@@ -22,6 +24,59 @@ pub(super) struct Dozing {
 #[derive(Default)]
 pub(super) struct VainWakes {
     pub(super) count: u32,
+}
+
+/// Whether threads leave the shard to its owner.
+pub(super) struct Solitude {
+    comings: Unseen,
+    visits: Unseen,
+}
+
+/// How often the owner was about to sleep since it has last seen a count grow.
+struct Unseen {
+    count: usize,
+    sleeps: u32,
+}
+
+impl Default for Solitude {
+    fn default() -> Self {
+        let never = || Unseen {
+            count: 0,
+            sleeps: SLEEPS_UNSEEN_MAX,
+        };
+        Self {
+            comings: never(),
+            visits: never(),
+        }
+    }
+}
+
+impl Solitude {
+    /// The owner is about to sleep. Returns whether no thread has come for the shard or called by
+    /// it lately, so that nobody needs to hear of the sleep.
+    pub(super) fn note_sleep(&mut self, dozing: &Dozing) -> bool {
+        let is_visited = self.visits.note_sleep(&dozing.visits);
+        let is_sought = self.comings.note_sleep(&dozing.comings);
+        !is_visited && !is_sought
+    }
+
+    /// Whether threads that wait come for the shard.
+    pub(super) fn is_sought(&self) -> bool {
+        self.comings.sleeps < SLEEPS_UNSEEN_MAX
+    }
+}
+
+impl Unseen {
+    /// Returns whether the count has grown lately.
+    fn note_sleep(&mut self, count: &AtomicUsize) -> bool {
+        let count = count.load(Ordering::Relaxed);
+        self.sleeps = match count == self.count {
+            true => (self.sleeps + 1).min(SLEEPS_UNSEEN_MAX),
+            false => 0,
+        };
+        self.count = count;
+        self.sleeps < SLEEPS_UNSEEN_MAX
+    }
 }
 
 impl VainWakes {
@@ -48,19 +103,24 @@ impl VainWakes {
 impl Dozing {
     pub(super) fn new() -> Self {
         Self {
-            borrows: AtomicUsize::new(0),
+            comings: AtomicUsize::new(0),
+            visits: AtomicUsize::new(0),
             has_alarm: AtomicBool::new(false),
             is_on: AtomicBool::new(false),
             is_stirred: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn note_borrow(&self) {
-        self.borrows.fetch_add(1, Ordering::Relaxed);
+    pub(super) fn note_coming(&self) {
+        self.comings.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn borrows(&self) -> usize {
-        self.borrows.load(Ordering::Relaxed)
+    pub(super) fn note_visit(&self) {
+        self.visits.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn comings(&self) -> usize {
+        self.comings.load(Ordering::Relaxed)
     }
 
     /// The shard dozes from now on, unless something was handed over.
@@ -97,9 +157,15 @@ impl Dozing {
         }
     }
 
-    /// Lets the alarm go off again, unless somebody has stopped it.
-    pub(super) fn set_again(&self, bed: &Bed) {
-        if self.has_alarm.load(Ordering::Acquire) {
+    /// Lets the alarm go off again, unless somebody has stopped it. While a thread has the shard,
+    /// that one sets it when it gives the shard back.
+    pub(super) fn set_again(&self, bed: &Bed, is_borrowed: impl FnOnce() -> bool) {
+        if !self.has_alarm.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        // Either who gives it back sees that in `begin`, or it is seen here.
+        fence(Ordering::SeqCst);
+        if !is_borrowed() && !self.has_alarm.swap(true, Ordering::AcqRel) {
             bed.set_alarm(LOOK_TIME);
         }
     }
@@ -120,6 +186,10 @@ const VAIN_EVENTS_MAX: usize = 16;
 const VAIN_WAKES_ALLOWED: u32 = 2;
 /// How many are remembered: as often the owner may look after a shard that dozes.
 pub(super) const VAIN_WAKES_MAX: u32 = 8;
+
+/// Sleeps of the owner for which threads may stay away before it takes itself to be alone. A thread
+/// that comes after that waits for the owner once.
+pub(super) const SLEEPS_UNSEEN_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// How long what was handed over waits.
 const STIR_TIME: Duration = Duration::from_micros(50);

@@ -53,8 +53,14 @@ impl Executor for Jobs {
 
 /// Lets an event come to a shard whose owner runs, and on which a thread waits; over the line, or
 /// from a job that only the owner can do. The thread waits for the first of two events, if there
-/// are two. With as many vain wakes the shard dozes each time.
+/// are two. With as many vain wakes the shard dozes each time. The owner's first sleep is one
+/// alone, or not.
 fn check(comes_from_job: bool, vain_wakes: u32, events: usize) {
+    check_sleep(comes_from_job, vain_wakes, events, true);
+    check_sleep(comes_from_job, vain_wakes, events, false);
+}
+
+fn check_sleep(comes_from_job: bool, vain_wakes: u32, events: usize, is_alone: bool) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(PREEMPTIONS_MAX);
     model.check(move || {
@@ -70,7 +76,12 @@ fn check(comes_from_job: bool, vain_wakes: u32, events: usize) {
         let both = Arc::new(Both(bed.waker(), toy.waker()));
         let idle = Idle::new(IdlePolicy::Park);
         let lent = Arc::new(Lent::new(toy, Clock::start(), idle, bed));
-        lent.lock().vain_wakes.count = vain_wakes;
+        let mut seat = lent.lock();
+        seat.vain_wakes.count = vain_wakes;
+        if !is_alone {
+            lent.dozing.note_coming();
+        }
+        drop(seat);
         let owner = {
             let lent = Arc::clone(&lent);
             let (waiting, line) = (Arc::clone(&jobs), Arc::clone(&line));
