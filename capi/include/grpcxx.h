@@ -301,8 +301,9 @@ grpcxx_status *grpcxx_options_set_task(grpcxx_options *options, const char *job,
 /* Tasks in the whole cluster: the number of shards follows from it and from the environment. */
 grpcxx_status *grpcxx_options_set_num_tasks(grpcxx_options *options, size_t num_tasks);
 /* Whether a thread that waits for a call, or for an operation of a group, carries its shard on meanwhile, which saves
- * two hand-overs to another thread. Default: unless the engine listens. It pays for programs whose threads wait for
- * most of what they begin, such as the ranks of a group. Means nothing with a service. */
+ * two hand-overs to another thread. Default: unless the engine listens with shards that are pinned. It pays for
+ * programs whose threads wait for most of what they begin, such as the ranks of a group. Means nothing with a
+ * service. */
 grpcxx_status *grpcxx_options_set_lends_shards(grpcxx_options *options, bool lends);
 /* Adds the address of a task of the cluster, "host:port": as long as neither a token nor GRPCXX_MEMBERS says who
  * belongs to the cluster, peers at its host count as tasks of it (docs/security.md). Names are looked up at the start

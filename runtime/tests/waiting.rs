@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use grpcxx_rpc::{Code, GraphCall, Request, Tensor};
 use grpcxx_runtime::{
-    CallResult, CallSpec, CompletionHandler, Engine, Remote, ShardContext, local,
+    CallResult, CallSpec, CompletionHandler, Engine, EngineBuilder, Remote, ShardContext, local,
 };
 
 /// A server with functions, one caller, and the way to the server.
@@ -26,6 +26,10 @@ struct Gate(Sender<()>);
 
 impl Pair {
     fn start(shards: usize) -> Self {
+        Self::start_with(Engine::builder().shards(shards))
+    }
+
+    fn start_with(caller: EngineBuilder) -> Self {
         let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
         let (open, opened) = channel::<()>();
         let opened = Mutex::new(opened);
@@ -38,7 +42,7 @@ impl Pair {
             let value: i32 = call.feed("x")?.value()?;
             Ok([("y", Tensor::scalar(2 * value))])
         });
-        let caller = Engine::builder().shards(shards).start().unwrap();
+        let caller = caller.start().unwrap();
         let remote = caller
             .connect(&server.local_addr().unwrap().to_string())
             .unwrap();
@@ -118,24 +122,46 @@ fn end_beside_a_wait(pair: &Pair, handler: Ends) -> Result<(), grpcxx_rpc::Statu
     result
 }
 
-#[test]
-fn the_thread_that_waits_turns_the_shard() {
-    let pair = Pair::start(1);
+/// Calls end on the thread that waits, now and then at least: the owner turns the shard where it
+/// has just been woken, which is mostly so on a busy machine.
+fn ends_calls_where_they_are_waited_for(pair: &Pair) {
     let until = Instant::now() + PATIENCE;
     loop {
         let (handler, ends) = Ends::new();
-        end_beside_a_wait(&pair, handler).unwrap();
+        end_beside_a_wait(pair, handler).unwrap();
         let (thread, result) = ends.recv_timeout(PATIENCE).unwrap();
         result.unwrap();
         if thread == thread::current().id() {
             break;
         }
-        // The owner turns it where it has just been woken, which is mostly so on a busy machine.
         assert!(
             Instant::now() < until,
             "no call ended on the thread that waited"
         );
     }
+}
+
+#[test]
+fn the_thread_that_waits_turns_the_shard() {
+    ends_calls_where_they_are_waited_for(&Pair::start(1));
+}
+
+#[test]
+fn a_thread_turns_the_shard_of_an_engine_that_serves_too() {
+    let pair = Pair::start_with(Engine::builder().listen("127.0.0.1:0").shards(1));
+    pair.caller.register_fn("double", |call: GraphCall| {
+        let value: i32 = call.feed("x")?.value()?;
+        Ok([("y", Tensor::scalar(2 * value))])
+    });
+    let peer = Engine::builder().start().unwrap();
+    let address = pair.caller.local_addr().unwrap().to_string();
+    let back = peer.connect(&address).unwrap();
+    // Calls of functions that are short do not bind it as long as threads come.
+    for value in 0..300 {
+        assert_eq!(double(&pair.remote, value), 2 * value);
+        assert_eq!(double(&back, value), 2 * value);
+    }
+    ends_calls_where_they_are_waited_for(&pair);
 }
 
 #[test]
@@ -161,11 +187,7 @@ fn what_nobody_waits_for_goes_on_behind_a_wait() {
 #[test]
 fn peers_are_served_behind_a_wait() {
     let pair = Pair::start(1);
-    let both = Engine::builder()
-        .listen("127.0.0.1:0")
-        .lends_shards(true)
-        .start()
-        .unwrap();
+    let both = Engine::builder().listen("127.0.0.1:0").start().unwrap();
     both.register_fn("double", |call: GraphCall| {
         let value: i32 = call.feed("x")?.value()?;
         Ok([("y", Tensor::scalar(2 * value))])
@@ -204,7 +226,7 @@ fn code_that_belongs_to_the_shards_thread_stays_there() {
 fn code_of_a_start_that_prepares_stays_on_the_shards_thread() {
     let pair = Pair::start(1);
     let options = Engine::builder().listen("127.0.0.1:0").shards(1);
-    let both = options.lends_shards(true).start_with(|engine| {
+    let both = options.start_with(|engine| {
         engine.register_short("thread", |_| {
             let name = thread::current().name().unwrap_or_default().to_owned();
             Ok([("name", Tensor::vector(name.into_bytes()))])

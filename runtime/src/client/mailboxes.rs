@@ -29,6 +29,9 @@ pub(crate) trait Lender: Turnable {
 
     /// Tells the shard's thread, if it may not know, that a command has come.
     fn stir(&self);
+
+    /// How often threads that wait have come for the shard.
+    fn comings(&self) -> usize;
 }
 
 /// The inboxes of all shards of an engine.

@@ -134,7 +134,7 @@ impl EngineBuilder {
     }
 
     /// Whether a thread that waits for a call turns the shard of that call meanwhile; see
-    /// [`EngineOptions::lends_shards`]. Default: unless the engine listens.
+    /// [`EngineOptions::lends_shards`]. Default: unless the engine listens with pinned shards.
     pub fn lends_shards(mut self, lends: bool) -> Self {
         self.options.lends_shards = Some(lends);
         self

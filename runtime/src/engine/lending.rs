@@ -22,16 +22,18 @@ pub(super) struct Lending {
 
 /// Shards go from thread to thread unless a service sees each request on a shard's thread, or a
 /// ring of io_uring was asked for, which is bound to the thread that has made it. They are lent
-/// where nobody listens, or if that was asked for, unless they never sleep. Whoever says how many
-/// threads run functions gets just those.
+/// unless they never sleep, or were pinned for those who call this engine. A shard to which calls
+/// of short functions come while no thread waits is lent no more, and runs those functions itself,
+/// unless lending was asked for. Whoever says how many threads run functions gets just those.
 pub(super) fn choose(options: EngineOptions) -> (EngineOptions, Lending) {
     let asked = options.tcp.driver;
     let may_move = options.service.is_none() && asked != DriverRequest::IoUring;
-    let lends = options.lends_shards.unwrap_or(options.listen.is_none());
-    let is_on = lends && may_move && !options.polling;
     // A function that takes long after all would share its CPU with the next owner.
     let is_pinned = options.pin || options.cpus.is_some();
-    let runs_short_calls = !is_on
+    let serves_pinned = is_pinned && options.listen.is_some();
+    let lends = options.lends_shards.unwrap_or(!serves_pinned);
+    let is_on = lends && may_move && !options.polling;
+    let runs_short_calls = options.lends_shards != Some(true)
         && may_move
         && !is_pinned
         && options.listen.is_some()

@@ -50,9 +50,9 @@ pub struct EngineOptions {
     /// Whether a thread that waits for a call turns the shard of that call meanwhile, which saves
     /// two hand-overs to another thread. Such shards have epoll, for a ring of io_uring is bound to
     /// its thread. It means nothing where [`EngineOptions::polling`] or [`EngineOptions::service`]
-    /// is set, or [`EngineOptions::tcp`] asks for io_uring. `None`: unless the engine listens, for
-    /// one that serves has its shards run short functions instead. It pays for threads that wait
-    /// for most of what they begin.
+    /// is set, or [`EngineOptions::tcp`] asks for io_uring. `None`: unless the engine listens with
+    /// pinned shards; and a shard to which calls of short functions come while no thread waits
+    /// runs those instead from then on.
     pub lends_shards: Option<bool>,
     /// How long any CPU of the machine may take to wake up while the engine runs; `None`: as the
     /// system says. Costs power, and needs the right to write `/dev/cpu_dma_latency`.

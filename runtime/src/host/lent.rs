@@ -308,6 +308,11 @@ impl<L: ShardLoop> Lent<L> {
         self.is_recalled.load(Ordering::Relaxed) || self.is_bound.load(Ordering::Acquire)
     }
 
+    /// How often threads that wait have come for it.
+    pub(crate) fn comings(&self) -> usize {
+        self.dozing.comings()
+    }
+
     /// Something was handed over to the shard, which may doze.
     pub(crate) fn stir(&self) {
         self.dozing.stir(&self.bed);

@@ -58,6 +58,10 @@ impl<T: Park + Send> Lender for Lent<DrivenShard<T>> {
     fn stir(&self) {
         Lent::stir(self);
     }
+
+    fn comings(&self) -> usize {
+        Lent::comings(self)
+    }
 }
 
 impl<T: Park> ShardLoop for DrivenShard<T> {

@@ -174,17 +174,17 @@ impl<A> Core<A> {
             span.in_scope(|| function.start(*call, responder));
         };
         let pace = runs.pace.filter(|_| self.shared.runs_short_calls);
-        if let Some(pace) = &pace
-            && pace.is_short()
-            && self.may_run_short_calls()
-        {
-            self.counters().short_calls.add(1);
-            return self.short_calls.push(ShortCall {
-                peer,
-                pace: pace.clone(),
-                is_own,
-                job: Job::new(move || start(call, responder)),
-            });
+        if let Some(pace) = pace.as_ref().filter(|pace| pace.is_short()) {
+            if self.may_run_short_calls() {
+                self.counters().short_calls.add(1);
+                return self.short_calls.push(ShortCall {
+                    peer,
+                    pace: pace.clone(),
+                    is_own,
+                    job: Job::new(move || start(call, responder)),
+                });
+            }
+            self.pass_on_short_call();
         }
         let waiting = WaitingCall::new(call, responder);
         let job = waiting.job(move |call, responder| {
@@ -196,6 +196,20 @@ impl<A> Core<A> {
         });
         self.watch(origin, waiting);
         self.shared.pool(is_own).spawn(peer, job);
+    }
+
+    /// A short call goes to a pool. After many, the thread of a shard for which no thread comes
+    /// that waits keeps it, so that it can run them.
+    fn pass_on_short_call(&mut self) {
+        let mailboxes = &self.shared.mailboxes;
+        if self.is_borrowed() || mailboxes.are_bound() {
+            return;
+        }
+        if let Some(lender) = mailboxes.lender(self.index)
+            && self.short_calls.pass_on(lender.comings())
+        {
+            lender.bind();
+        }
     }
 
     /// Whether nothing relies on the shard's own thread, which turns the shard.

@@ -10,6 +10,10 @@ pub(super) struct ShortCalls {
     calls: VecDeque<ShortCall>,
     /// The thread of the shard runs them.
     are_run: bool,
+    /// How many went to a pool, because the shard is lent, since a thread last came for it.
+    passed_on: u32,
+    /// How often threads had come then.
+    comings: usize,
 }
 
 impl ShortCalls {
@@ -20,6 +24,17 @@ impl ShortCalls {
 
     pub(super) fn let_run(&mut self, are_run: bool) {
         self.are_run = are_run;
+    }
+
+    /// A short call goes to a pool, since the shard is lent, for which threads have come so often.
+    /// Returns whether none has for long.
+    pub(super) fn pass_on(&mut self, comings: usize) -> bool {
+        let before = std::mem::replace(&mut self.comings, comings);
+        self.passed_on = match comings == before {
+            true => self.passed_on.saturating_add(1),
+            false => 1,
+        };
+        self.passed_on >= PASSED_ON_MAX
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -36,6 +51,9 @@ impl ShortCalls {
     }
 }
 
+/// Most short calls in a row that go to a pool, because threads may turn the shard that wait.
+const PASSED_ON_MAX: u32 = 32;
+
 /// Lets the pools run calls that were short: `pool` is that of the engine's own, or of others.
 pub(super) fn run_elsewhere<'a>(
     pool: impl Fn(bool) -> &'a dyn Compute,
@@ -43,5 +61,21 @@ pub(super) fn run_elsewhere<'a>(
 ) {
     for call in calls.drain(..) {
         pool(call.is_own).spawn(call.peer, timed(call.pace, call.job));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_that_no_thread_comes_for_is_lent_until_many_short_calls_have_come() {
+        let mut calls = ShortCalls::default();
+        for comings in [0, 7, 8] {
+            let kept_at = (1..100).find(|_| calls.pass_on(comings));
+            assert_eq!(kept_at, Some(PASSED_ON_MAX));
+        }
+        let is_kept = (9..100).any(|comings| calls.pass_on(comings));
+        assert!(!is_kept);
     }
 }
