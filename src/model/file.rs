@@ -272,7 +272,16 @@ fn read_npy(
     file.read_exact_at(&mut start, 0)
         .map_err(ModelError::io(FileAction::ReadHeader, path))?;
     if !npy_header::is_npy(&start) {
-        return Ok(None);
+        let is_named_so = path.extension().is_some_and(|extension| extension == "npy");
+        return match is_named_so {
+            true => Err(ModelError::Malformed {
+                path: path.to_owned(),
+                problem: format!(
+                    "the file has {file_bytes} bytes and does not begin as one of NumPy; it was cut off or is something else, save it again with numpy.save"
+                ),
+            }),
+            false => Ok(None),
+        };
     }
     let (record, offset) = npy_header::parse(&start, file_bytes).map_err(|flaw| at(path, flaw))?;
     let name = path
@@ -439,6 +448,10 @@ mod tests {
         assert!(text(folder.path()).contains("not a regular file"));
         assert!(text(&save(folder.path(), "short", b"1234567")).contains("cut off"));
         assert!(text(&save(folder.path(), "text", b"hello, world")).contains("no safetensors"));
+        for bytes in [&b""[..], b"\x93NUM", b"hello, world"] {
+            let text = text(&save(folder.path(), "array.npy", bytes));
+            assert!(text.contains("one of NumPy"), "{text}");
+        }
     }
 
     proptest! {
