@@ -278,6 +278,7 @@ fn the_tool_refuses_wrong_arguments_and_leaves_no_files() {
             case("pull --star h:1", 64, "PATTERN"),
             case("list", 64, "--cluster-spec"),
             case(&format!("list --timeout 0 {star}"), 64, "seconds"),
+            case("list --star nowhere", 64, "nowhere"),
             case(&format!("pull --all -o out.txt {star}"), 64, ".safetensors"),
             case(&format!("pull --all -o out.npy {star}"), 64, "one tensor"),
             case(

@@ -7,7 +7,7 @@ use std::{process, thread};
 use grpcxx::server::PS_JOB;
 use grpcxx::store::{Listed, Stored, list_all};
 use grpcxx::topology::{MapSource, Topology};
-use grpcxx_rpc::Status;
+use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::{ClusterSpec, TOOL_JOB, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
 use grpcxx_runtime::endpoint_map::EndpointMapError;
@@ -215,7 +215,13 @@ impl Cluster {
 
     /// The other end of calls to `task`.
     pub(crate) fn peer(&self, task: &Task) -> Outcome<Peer> {
-        Ok(self.client.peer(&task.star)?)
+        let peer = self.client.peer(&task.star);
+        let is_argument = task.name == task.star;
+        match peer.as_ref().map_err(|status| status.code) {
+            Err(Code::InvalidArgument) if is_argument => peer.or_exit(Exit::Usage),
+            Err(Code::InvalidArgument) => peer.or_exit(Exit::Config),
+            _ => Ok(peer?),
+        }
     }
 
     /// What moves the bytes on this side.
