@@ -37,7 +37,7 @@ class Engine:
         self._lock = threading.Lock()
         self.closed = threading.Event()
         """Is set when the engine was told to stop."""
-        texts = {name: str(value) for name, value in (settings or {}).items()}
+        texts = {name: str(value) for name, value in checked(settings).items()}
         self.native = native.Engine(*task, listen, texts, waits)
         """The engine itself, whose calls raise once it is closed."""
         _engines.add(self)
@@ -152,6 +152,13 @@ class CallFuture(Future):
         elif self._state == CANCELLED:
             # Nobody else tells those who wait for it.
             self.set_running_or_notify_cancel()
+
+
+def checked(settings: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """The variables that a caller gives for one engine; none are no variables."""
+    if settings is not None and not isinstance(settings, Mapping):
+        raise TypeError(f"settings must be a mapping of variables to values, and is a {type(settings).__name__}")
+    return settings or {}
 
 
 def shared() -> Engine:

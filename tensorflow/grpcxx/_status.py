@@ -99,7 +99,16 @@ def error_of(code: int, message: str, number: int = 0) -> Error:
 
 def log_failure(error: BaseException) -> None:
     """Notes in the log of the server what a registered function has raised."""
-    log.error("a registered function failed", exc_info=error)
+    text = str(error)
+    if len(text) <= TEXT_LOGGED_MAX:
+        log.error("a registered function failed", exc_info=error)
+    else:
+        begin = text[:TEXT_LOGGED_MAX]
+        log.error("a registered function failed: %s of %d characters: %s...", type(error).__name__, len(text), begin)
+
+
+TEXT_LOGGED_MAX = 4096
+"""Most characters of the text of an exception that the log shows: peers may have written them."""
 
 
 log = logging.getLogger("grpcxx")

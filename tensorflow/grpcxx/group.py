@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ._engine import Engine
+from ._engine import Engine, checked
 
 _NOTHING = np.empty(0, np.uint8)
 
@@ -65,7 +65,7 @@ class Group:
         # Threads wait for operations, and turn the shard meanwhile. What peers without extensions still send is taken
         # for some seconds; ranks have them, and one that hangs before it says so is not worth the time.
         own = {"GRPCXX_SHARDS": "1", "GRPCXX_DRAIN_MS": "0"}
-        self._engine = Engine(("rank", rank), listen, {**own, **(settings or {})}, waits=True)
+        self._engine = Engine(("rank", rank), listen, {**own, **checked(settings)}, waits=True)
         try:
             self._native = self._engine.native.group(
                 rank, size, rendezvous, name, address, generation, timeout, join_timeout

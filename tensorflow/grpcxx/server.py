@@ -10,7 +10,7 @@ from typing import Any, Callable, Union
 
 import numpy as np
 
-from ._engine import Engine
+from ._engine import Engine, checked
 from ._status import Code, Error
 from .client import Client, Names, StoredTensor
 
@@ -51,7 +51,7 @@ class Server:
         engine alone.
         """
         if metrics is not None:
-            settings = {**(settings or {}), "GRPCXX_METRICS_ADDRESS": metrics}
+            settings = {**checked(settings), "GRPCXX_METRICS_ADDRESS": metrics}
         registered = [(name, function, False) for name, function in _named(functions)]
         registered += [(name, function, True) for name, function in _named(short_functions)]
         _check_once(name for name, _, _ in registered)

@@ -79,6 +79,17 @@ def test_what_a_function_raises_comes_as_an_error(server, client):
         client.call("stumble")
 
 
+def test_the_log_shows_the_begin_of_what_a_function_raises(server, client, caplog):
+    def fails():
+        raise ValueError("wrong " * 100_000)
+
+    server.register(fails)
+    with pytest.raises(grpcxx.Error, match="ValueError: wrong"):
+        client.call("fails")
+    assert "a registered function failed: ValueError of 600000 characters: wrong" in caplog.text
+    assert len(caplog.text) < 10_000
+
+
 def test_the_words_of_an_answer_decide_nothing(server, client):
     def imitate():
         raise grpcxx.Error(Code.INTERNAL, "Seastar channel: connection is timeout")
@@ -643,6 +654,14 @@ with grpcxx.Client({server.address!r}, timeout=30) as client:
 def test_settings_are_checked():
     with pytest.raises(grpcxx.Error, match="GRPCXX_SHARDS"):
         grpcxx.Server(settings={"GRPCXX_SHARDS": "many"})
+    for start in (
+        lambda: grpcxx.Client("localhost:1", settings=["GRPCXX_SHARDS"]),
+        lambda: grpcxx.Server(settings=["GRPCXX_SHARDS"]),
+        lambda: grpcxx.Server(settings=["GRPCXX_SHARDS"], metrics="localhost:0"),
+        lambda: grpcxx.Group(0, 1, "localhost:0", settings="GRPCXX_SHARDS=1"),
+    ):
+        with pytest.raises(TypeError, match="settings must be a mapping"):
+            start()
     with grpcxx.Server(settings={"GRPCXX_SHARDS": "2"}, job="worker", index=3) as server:
         assert "shards=2" in server.report and "/job:worker/replica:0/task:3" in server.report
         with grpcxx.Client(server.address, settings={}) as client:
