@@ -50,8 +50,8 @@ impl Greetings {
         }
         self.asked = self.next;
         self.next = (self.next * 2).min(OPERATIONS_ASKED_MAX);
-        let row = vec![Greeting::Awaited; self.partners.len()];
-        self.rows.resize(self.asked.max(self.rows.len()), row);
+        let row = || vec![Greeting::Awaited; self.partners.len()];
+        (self.rows).resize_with(self.asked.max(self.rows.len()), row);
         self.asked
     }
 

@@ -159,7 +159,7 @@ impl Room {
             part: Amount {
                 tensors: left_tensors - left_tensors / kept_part,
                 bytes: left_bytes - left_bytes / kept_part as u64,
-                data_bytes: left_bytes,
+                ..Amount::default()
             },
             bytes_max,
             stored_bytes,
