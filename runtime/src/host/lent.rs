@@ -9,6 +9,7 @@
 
 mod dozing;
 mod seat;
+mod solitude;
 mod turning;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,6 +21,7 @@ use grpcxx_transport::Time;
 
 use self::dozing::Dozing;
 use self::seat::{Hold, Seat};
+use self::solitude::Comings;
 use self::turning::{Turning, guard};
 use super::bed::{Bed, Woken};
 use super::native::Executor;
@@ -45,6 +47,7 @@ pub(crate) struct Lent<L> {
     /// Its owner wants it back.
     is_recalled: AtomicBool,
     dozing: Dozing,
+    comings: Comings,
     /// It stays on its owner's thread from now on, or from the next turn on.
     is_bound: AtomicBool,
     /// No other thread turns it any more.
@@ -129,6 +132,7 @@ impl<L: ShardLoop> Lent<L> {
             is_borrowed: AtomicBool::new(false),
             is_recalled: AtomicBool::new(false),
             dozing: Dozing::new(),
+            comings: Comings::new(),
             is_bound: AtomicBool::new(false),
             is_kept: AtomicBool::new(false),
             clock,
@@ -183,15 +187,15 @@ impl<L: ShardLoop> Lent<L> {
     fn sleep(&self, limit: Option<Duration>) {
         // A time that no clock reaches is no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut comings = self.dozing.comings();
+        let mut waits = self.comings.waits();
         loop {
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             if self.bed.sleep(left) == Woken::Up {
                 return;
             }
             // As long as threads come for the shard, one of them looks after it.
-            let before = std::mem::replace(&mut comings, self.dozing.comings());
-            let has_come = comings != before || self.is_borrowed.load(Ordering::Relaxed);
+            let before = std::mem::replace(&mut waits, self.comings.waits());
+            let has_come = waits != before || self.is_borrowed.load(Ordering::Relaxed);
             if !has_come || self.dozing.is_stirred() || self.has_left_work() {
                 return;
             }
@@ -244,7 +248,7 @@ impl<L: ShardLoop> Lent<L> {
                     if limit.is_some_and(|limit| limit.is_zero()) || !beside.may_sleep() {
                         continue;
                     }
-                    if seat.solitude.note_sleep(&self.dozing) {
+                    if seat.solitude.note_sleep(&self.comings) {
                         // It keeps the lock, and sleeps as the owner of a shard that is not lent.
                         if !self.is_bound.load(Ordering::Acquire) {
                             seat.shard().park(limit);
@@ -310,7 +314,7 @@ impl<L: ShardLoop> Lent<L> {
 
     /// How often threads that wait have come for it.
     pub(crate) fn comings(&self) -> usize {
-        self.dozing.comings()
+        self.comings.waits()
     }
 
     /// Something was handed over to the shard, which may doze.
@@ -328,7 +332,7 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
-        self.dozing.note_visit();
+        self.comings.note_begin();
         let mut seat = self.try_lock().filter(|seat| seat.has_no_thread())?;
         if !takes(seat.shard()) {
             return None;
@@ -374,7 +378,7 @@ impl<L: ShardLoop> Lent<L> {
         if self.is_bound.load(Ordering::Acquire) {
             return None;
         }
-        self.dozing.note_coming();
+        self.comings.note_wait();
         if self.is_borrowed.load(Ordering::Relaxed) {
             return None;
         }

@@ -4,14 +4,10 @@
 use std::time::Duration;
 
 use crate::host::bed::Bed;
-use crate::host::sync::{AtomicBool, AtomicUsize, Ordering, fence};
+use crate::host::sync::{AtomicBool, Ordering, fence};
 
 /// Whether a shard dozes, and the alarm of its owner.
 pub(super) struct Dozing {
-    /// How often threads that wait have come for the shard, whether they got it or not.
-    comings: AtomicUsize,
-    /// How often threads wanted to begin a call on it.
-    visits: AtomicUsize,
     /// The alarm is set, or the owner has heard it and is about to set it again.
     has_alarm: AtomicBool,
     /// The shard dozes, so nothing else tells its owner what is handed over.
@@ -26,61 +22,8 @@ pub(super) struct VainWakes {
     pub(super) count: u32,
 }
 
-/// Whether threads leave the shard to its owner.
-pub(super) struct Solitude {
-    comings: Unseen,
-    visits: Unseen,
-}
-
-/// How often the owner was about to sleep since it has last seen a count grow.
-struct Unseen {
-    count: usize,
-    sleeps: u32,
-}
-
-impl Default for Solitude {
-    fn default() -> Self {
-        let never = || Unseen {
-            count: 0,
-            sleeps: SLEEPS_UNSEEN_MAX,
-        };
-        Self {
-            comings: never(),
-            visits: never(),
-        }
-    }
-}
-
-impl Solitude {
-    /// The owner is about to sleep. Returns whether no thread has come for the shard or called by
-    /// it lately, so that nobody needs to hear of the sleep.
-    pub(super) fn note_sleep(&mut self, dozing: &Dozing) -> bool {
-        let is_visited = self.visits.note_sleep(&dozing.visits);
-        let is_sought = self.comings.note_sleep(&dozing.comings);
-        !is_visited && !is_sought
-    }
-
-    /// Whether threads that wait come for the shard.
-    pub(super) fn is_sought(&self) -> bool {
-        self.comings.sleeps < SLEEPS_UNSEEN_MAX
-    }
-}
-
-impl Unseen {
-    /// Returns whether the count has grown lately.
-    fn note_sleep(&mut self, count: &AtomicUsize) -> bool {
-        let count = count.load(Ordering::Relaxed);
-        self.sleeps = match count == self.count {
-            true => (self.sleeps + 1).min(SLEEPS_UNSEEN_MAX),
-            false => 0,
-        };
-        self.count = count;
-        self.sleeps < SLEEPS_UNSEEN_MAX
-    }
-}
-
 impl VainWakes {
-    /// The owner gives the shard to a thread, so long after it woke up, and with so many events.
+    /// A thread has the shard, so long after its owner woke up, and behind so many events.
     pub(super) fn note(&mut self, stayed: Duration, events: usize) {
         if events > VAIN_EVENTS_MAX {
             self.count = 0;
@@ -103,24 +46,10 @@ impl VainWakes {
 impl Dozing {
     pub(super) fn new() -> Self {
         Self {
-            comings: AtomicUsize::new(0),
-            visits: AtomicUsize::new(0),
             has_alarm: AtomicBool::new(false),
             is_on: AtomicBool::new(false),
             is_stirred: AtomicBool::new(false),
         }
-    }
-
-    pub(super) fn note_coming(&self) {
-        self.comings.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn note_visit(&self) {
-        self.visits.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(super) fn comings(&self) -> usize {
-        self.comings.load(Ordering::Relaxed)
     }
 
     /// The shard dozes from now on, unless something was handed over.
@@ -186,10 +115,6 @@ const VAIN_EVENTS_MAX: usize = 16;
 const VAIN_WAKES_ALLOWED: u32 = 2;
 /// How many are remembered: as often the owner may look after a shard that dozes.
 pub(super) const VAIN_WAKES_MAX: u32 = 8;
-
-/// Sleeps of the owner for which threads may stay away before it takes itself to be alone. A thread
-/// that comes after that waits for the owner once.
-pub(super) const SLEEPS_UNSEEN_MAX: u32 = if cfg!(loom) { 1 } else { 16 };
 
 /// How long what was handed over waits.
 const STIR_TIME: Duration = Duration::from_micros(50);

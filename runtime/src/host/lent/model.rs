@@ -79,7 +79,7 @@ fn check_sleep(comes_from_job: bool, vain_wakes: u32, events: usize, is_alone: b
         let mut seat = lent.lock();
         seat.vain_wakes.count = vain_wakes;
         if !is_alone {
-            lent.dozing.note_coming();
+            lent.comings.note_wait();
         }
         drop(seat);
         let owner = {

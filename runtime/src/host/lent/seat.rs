@@ -2,7 +2,8 @@
 
 use grpcxx_transport::Time;
 
-use super::dozing::{Solitude, VainWakes};
+use super::dozing::VainWakes;
+use super::solitude::Solitude;
 use crate::host::shard_loop::{Dead, ShardLoop};
 use crate::idle::Idle;
 

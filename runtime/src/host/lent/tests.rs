@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::dozing::{SLEEPS_UNSEEN_MAX, Solitude};
+use super::solitude::{SLEEPS_UNSEEN_MAX, Solitude};
 use super::*;
 use crate::host::error::HostError;
 use crate::idle::IdlePolicy;
@@ -113,7 +113,7 @@ fn turn_until_asleep(lent: &Lent<Still>, meanwhile: impl FnMut()) {
 #[test]
 fn a_call_that_begins_wakes_no_owner_who_wakes_in_time_by_itself() {
     let lent = lent(patient());
-    lent.dozing.note_coming();
+    lent.comings.note_wait();
     turn_until_asleep(&lent, || {});
     assert_eq!(lent.visit(|_| true, |_, _| 7), Some(7));
     assert!(lent.lock().hold == Hold::Asleep, "the owner was woken");
@@ -125,15 +125,15 @@ fn a_call_that_begins_wakes_no_owner_who_wakes_in_time_by_itself() {
 
 #[test]
 fn an_owner_to_whom_no_thread_comes_sleeps_without_a_bed() {
-    let (mut solitude, dozing) = (Solitude::default(), Dozing::new());
-    assert!(solitude.note_sleep(&dozing));
-    for come in [Dozing::note_coming, Dozing::note_visit] {
-        come(&dozing);
-        let in_bed = (0..).take_while(|_| !solitude.note_sleep(&dozing)).count();
+    let (mut solitude, comings) = (Solitude::default(), Comings::new());
+    assert!(solitude.note_sleep(&comings));
+    for come in [Comings::note_wait, Comings::note_begin] {
+        come(&comings);
+        let in_bed = (0..).take_while(|_| !solitude.note_sleep(&comings)).count();
         assert_eq!(in_bed, SLEEPS_UNSEEN_MAX as usize);
     }
     let lent = lent(patient());
-    turn_until_asleep(&lent, || lent.dozing.note_coming());
+    turn_until_asleep(&lent, || lent.comings.note_wait());
     assert_eq!(lent.lock().shard().parks, 1);
 }
 
@@ -160,7 +160,6 @@ fn a_thread_that_comes_soon_behind_its_owner_has_woken_that_in_vain() {
 fn the_owner_of_a_shard_that_dozes_hears_what_was_handed_over() {
     let (bed, dozing) = (Bed::new().unwrap(), Dozing::new());
     assert!(dozing.begin(&bed, || false));
-    dozing.note_coming();
     dozing.stir(&bed);
     assert_eq!(bed.sleep(None), Woken::ByAlarm);
     // Whoever borrows it takes that along.
