@@ -99,7 +99,10 @@ def error_of(code: int, message: str, number: int = 0) -> Error:
 
 def log_failure(error: BaseException) -> None:
     """Notes in the log of the server what a registered function has raised."""
-    text = str(error)
+    try:
+        text = str(error)
+    except Exception:  # The log says so itself.
+        text = ""
     if len(text) <= TEXT_LOGGED_MAX:
         log.error("a registered function failed", exc_info=error)
     else:

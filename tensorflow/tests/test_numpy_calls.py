@@ -90,6 +90,20 @@ def test_the_log_shows_the_begin_of_what_a_function_raises(server, client, caplo
     assert len(caplog.text) < 10_000
 
 
+def test_the_log_names_an_exception_without_words(server, client, caplog):
+    class Mute(Exception):
+        def __str__(self):
+            raise ValueError("no words")
+
+    def fails():
+        raise Mute
+
+    server.register(fails)
+    with pytest.raises(grpcxx.Error, match="Mute"):
+        client.call("fails")
+    assert "a registered function failed" in caplog.text and "Mute" in caplog.text
+
+
 def test_the_words_of_an_answer_decide_nothing(server, client):
     def imitate():
         raise grpcxx.Error(Code.INTERNAL, "Seastar channel: connection is timeout")
