@@ -21,6 +21,7 @@ use tower_service::Service;
 use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
+use crate::frames::GRPC_STATUS;
 use crate::health::Health;
 use crate::methods::{self, Method};
 use crate::reflection::Reflection;
@@ -28,7 +29,7 @@ use crate::refusals::Refusals;
 use crate::registered;
 use crate::request_body::RequestBody;
 use crate::status::to_grpc;
-use crate::tensors::{GRPC_STATUS, TensorFrames};
+use crate::tensors::TensorFrames;
 
 /// Every gRPC call passes here: limits, deadline, the end of the grace, and counting.
 #[derive(Clone)]

@@ -24,11 +24,12 @@ use tower_service::Service;
 use crate::calls::Calls;
 use crate::control::{OpenSessions, routes};
 use crate::dispatch::Dispatch;
+use crate::frames::MESSAGE_PREFIX_BYTES;
 use crate::health::Health;
 use crate::metrics::Metrics;
 use crate::services::inspect::InspectReply;
 use crate::tensor_proto::decode;
-use crate::tensors::{MESSAGE_PREFIX_BYTES, TensorFrames};
+use crate::tensors::TensorFrames;
 use crate::{Answer, Backend, ControlLimits, TakenTensors, TaskDevices, methods};
 
 /// A `TensorProto` is a whole tensor or refused, and a tensor that goes out again comes back as it

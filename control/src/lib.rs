@@ -17,6 +17,7 @@ mod connections;
 mod control;
 mod dial;
 mod dispatch;
+mod frames;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod handshakes;

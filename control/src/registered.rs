@@ -2,13 +2,13 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::{Engine as _, alphabet};
-use bytes::{Buf, BufMut, Bytes};
-use futures_util::{Stream, StreamExt, TryStreamExt, stream};
+use bytes::{Buf, Bytes};
+use futures_util::{StreamExt, TryStreamExt, future, stream};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Envelope, EnvelopeWriter, Metadata, Token};
 use grpcxx_runtime::service::{self, RawStream};
@@ -21,7 +21,9 @@ use tonic::{Status, Streaming};
 
 use crate::Backend;
 use crate::connections::Caller;
-use crate::limits::{MESSAGE_BYTES_MAX, REQUEST_MESSAGE_BYTES_MAX};
+use crate::frames::{MessageBody, Messages};
+use crate::limits::REQUEST_MESSAGE_BYTES_MAX;
+use crate::lock::lock;
 use crate::methods;
 use crate::request_body;
 use crate::status::to_grpc;
@@ -35,20 +37,25 @@ pub(crate) async fn answer(
     until: Option<Instant>,
 ) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    let mut grpc = Grpc::new(Untouched)
-        .max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX)
-        .max_encoding_message_size(MESSAGE_BYTES_MAX);
+    let mut grpc = Grpc::new(Untouched).max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX);
     let caller = Caller::of(request.extensions());
     let caller = service::Caller::at(caller.peer, caller.account).until(until);
+    let answered = Arc::default();
     let method = Method {
         backend,
         path,
         caller,
+        answered: Arc::clone(&answered),
     };
-    match kind.is_stream {
+    let response = match kind.is_stream {
         // Which direction streams is nothing that travels.
         true => grpc.streaming(method, request).await,
         false => grpc.unary(method, request).await,
+    };
+    let messages = lock(&answered).take();
+    match messages {
+        Some(messages) => response.map(|_| Body::new(MessageBody::new(messages))),
+        None => response,
     }
 }
 
@@ -57,7 +64,11 @@ struct Method {
     backend: Arc<dyn Backend>,
     path: String,
     caller: service::Caller,
+    answered: Answered,
 }
+
+/// What takes the place of the messages that tonic would encode, once there is an answer.
+type Answered = Arc<Mutex<Option<Messages>>>;
 
 impl Method {
     /// Begins the request that the engine gets.
@@ -66,14 +77,13 @@ impl Method {
     }
 }
 
-type Answered = Result<tonic::Response<Bytes>, Status>;
-
 impl UnaryService<Bytes> for Method {
-    type Response = Bytes;
-    type Future = Pin<Box<dyn Future<Output = Answered> + Send>>;
+    type Response = ();
+    type Future = Answer<()>;
 
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let (backend, caller) = (Arc::clone(&self.backend), self.caller);
+        let answered = Arc::clone(&self.answered);
         let envelope = self.envelope(request.metadata()).map(|mut writer| {
             writer.attach(Buffer::from(request.into_inner()));
             writer.finish()
@@ -84,24 +94,25 @@ impl UnaryService<Bytes> for Method {
                 Err(status) => Err(status),
             };
             let envelope = answer.map_err(|status| to_grpc(&status))?;
-            let message = Bytes::from_owner(envelope.message());
-            let mut response = tonic::Response::new(message);
-            write_metadata(&envelope.answer_metadata(), response.metadata_mut());
+            let response = response((), &envelope.answer_metadata());
+            let message = pieces(envelope.into_pieces());
+            *lock(&answered) = Some(Box::pin(stream::once(future::ready(Ok(message)))));
             Ok(response)
         })
     }
 }
 
 impl StreamingService<Bytes> for Method {
-    type Response = Bytes;
-    type ResponseStream = Messages;
-    type Future = Pin<Box<dyn Future<Output = Result<tonic::Response<Messages>, Status>> + Send>>;
+    type Response = ();
+    type ResponseStream = stream::Empty<Result<(), Status>>;
+    type Future = Answer<Self::ResponseStream>;
 
     fn call(&mut self, request: tonic::Request<Streaming<Bytes>>) -> Self::Future {
         let envelope = self
             .envelope(request.metadata())
             .map(EnvelopeWriter::finish);
         let begun = envelope.and_then(|envelope| self.backend.stream(self.caller, envelope));
+        let answered = Arc::clone(&self.answered);
         Box::pin(async move {
             let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
             let requests = request.into_inner();
@@ -109,21 +120,33 @@ impl StreamingService<Bytes> for Method {
             tokio::spawn(sink.send_all(requests.map_err(|status| request_body::failure(&status))));
             let head = messages.head().await.map_err(|status| to_grpc(&status))?;
             let messages = stream::unfold(Some(messages), next_message);
-            let mut response = tonic::Response::new(Box::pin(messages) as Messages);
-            write_metadata(&head, response.metadata_mut());
-            Ok(response)
+            *lock(&answered) = Some(Box::pin(messages));
+            Ok(response(stream::empty(), &head))
         })
     }
 }
 
-/// The next message of a method, and what it says behind the last one: tonic sends the metadata of
-/// a status as trailers, also if it says that all went well.
+type Answer<M> = Pin<Box<dyn Future<Output = Result<tonic::Response<M>, Status>> + Send>>;
+
+/// What tonic is told of an answer: all but its messages.
+fn response<M>(none: M, metadata: &Metadata) -> tonic::Response<M> {
+    let mut response = tonic::Response::new(none);
+    write_metadata(metadata, response.metadata_mut());
+    response
+}
+
+fn pieces(message: Vec<Buffer>) -> Vec<Bytes> {
+    message.into_iter().map(Bytes::from).collect()
+}
+
+/// The next message of a method, and what it says behind the last one: metadata of a status become
+/// trailers, also if it says that all went well.
 async fn next_message(
     messages: Option<RawStream>,
-) -> Option<(Result<Bytes, Status>, Option<RawStream>)> {
+) -> Option<(Result<Vec<Bytes>, Status>, Option<RawStream>)> {
     let mut messages = messages?;
     match messages.next().await {
-        Some(Ok(message)) => Some((Ok(message), Some(messages))),
+        Some(Ok(message)) => Some((Ok(pieces(message)), Some(messages))),
         Some(Err(status)) => Some((Err(to_grpc(&status)), None)),
         None => {
             let trailers = messages.take_trailers();
@@ -137,8 +160,6 @@ async fn next_message(
         }
     }
 }
-
-type Messages = Pin<Box<dyn Stream<Item = Result<Bytes, Status>> + Send>>;
 
 /// What a caller says beside its message, without what gRPC itself has there.
 ///
@@ -206,11 +227,11 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Leaves messages as the bytes that they are.
+/// Takes messages as the bytes that they are, and has none to encode.
 pub(crate) struct Untouched;
 
 impl Codec for Untouched {
-    type Encode = Bytes;
+    type Encode = ();
     type Decode = Bytes;
     type Encoder = Self;
     type Decoder = Self;
@@ -225,11 +246,10 @@ impl Codec for Untouched {
 }
 
 impl Encoder for Untouched {
-    type Item = Bytes;
+    type Item = ();
     type Error = Status;
 
-    fn encode(&mut self, item: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        buffer.put_slice(&item);
+    fn encode(&mut self, (): (), _: &mut EncodeBuf<'_>) -> Result<(), Status> {
         Ok(())
     }
 }

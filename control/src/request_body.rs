@@ -16,8 +16,8 @@ use tonic::Status;
 use tonic::body::Body;
 
 use crate::calls::Arrival;
+use crate::frames::MESSAGE_PREFIX_BYTES;
 use crate::status::{from_grpc, to_grpc};
-use crate::tensors::MESSAGE_PREFIX_BYTES;
 
 /// A request of which a message goes on once all of it has come, or all messages at once where the
 /// caller may send one only. What reads it takes memory for a whole message at once, which shall

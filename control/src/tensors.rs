@@ -7,13 +7,12 @@ use std::task::{Context, Poll};
 use bytes::{BufMut, Bytes, BytesMut};
 use grpcxx_rpc::proto::{TensorShapeProto, tensor_shape_proto::Dim};
 use grpcxx_rpc::{Code, DTypeClass, Shape, Status, Tensor};
-use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Body, Frame};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
 
 use crate::TakenTensors;
-use crate::limits::MESSAGE_BYTES_MAX;
+use crate::frames::{ok, prefix};
 
 /// An answered message of tensors as it goes out: heads in memory of their own, data from where it
 /// lies.
@@ -98,9 +97,7 @@ impl Body for TensorBody {
             return Poll::Ready(None);
         }
         self.ended = true;
-        let mut trailers = HeaderMap::with_capacity(1);
-        trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+        Poll::Ready(Some(Ok(Frame::trailers(ok()))))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -149,22 +146,8 @@ impl Writer {
 
     fn finish(mut self) -> Result<TensorFrames, Status> {
         self.push_head();
-        let message_bytes = u32::try_from(self.parts_bytes)
-            .ok()
-            .filter(|_| self.parts_bytes <= MESSAGE_BYTES_MAX)
-            .ok_or_else(|| {
-                Status::new(
-                    Code::ResourceExhausted,
-                    format!(
-                        "the answer has {} bytes, one gRPC message at most {MESSAGE_BYTES_MAX}: fetch it over the star port",
-                        self.parts_bytes
-                    ),
-                )
-            })?;
-        let mut prefix = BytesMut::with_capacity(MESSAGE_PREFIX_BYTES);
-        prefix.put_u8(NOT_COMPRESSED);
-        prefix.put_u32(message_bytes);
-        self.parts.push_front(prefix.freeze());
+        let prefix = prefix(self.parts_bytes)?;
+        self.parts.push_front(Bytes::copy_from_slice(&prefix));
         Ok(TensorFrames {
             parts: self.parts,
             tensor_bytes: self.tensor_bytes,
@@ -235,14 +218,6 @@ fn shape_message(shape: &Shape) -> Result<TensorShapeProto, Status> {
     })
 }
 
-/// Where gRPC puts the code of the status.
-pub(crate) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-
-/// A compression flag and a length stand before each gRPC message.
-pub(crate) const MESSAGE_PREFIX_BYTES: usize = 5;
-
-const NOT_COMPRESSED: u8 = 0;
-
 // Fields of RecvTensorResponse and FuseRecvTensorResponse.
 const FIELD_TENSOR: u32 = 1;
 const FIELD_IS_DEAD: u32 = 2;
@@ -262,6 +237,7 @@ mod tests {
     use grpcxx_rpc::proto::{FuseRecvTensorResponse, RecvTensorResponse, TensorProto};
 
     use super::*;
+    use crate::frames::{MESSAGE_PREFIX_BYTES, NOT_COMPRESSED};
 
     fn message(frames: TensorFrames) -> Bytes {
         let mut all = BytesMut::new();

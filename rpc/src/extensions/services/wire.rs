@@ -43,6 +43,7 @@ pub struct EnvelopeWriter {
     /// What is behind the pieces that are complete.
     last: Vec<u8>,
     complete: Vec<Buffer>,
+    complete_bytes: usize,
 }
 
 impl Envelope {
@@ -157,17 +158,20 @@ impl Envelope {
         self.pieces.iter().for_each(Buffer::expose);
     }
 
-    /// The message, put together if it was not.
+    /// The message, put together if it was not. Its place in memory is then the one that it has
+    /// behind its head where it lands at a peer.
     pub fn message(&self) -> Buffer {
-        if let (Bytes::Shared(bytes), []) = (&self.bytes, &self.pieces[..]) {
-            return bytes.slice(self.head_bytes..);
+        match (&self.bytes, &self.pieces[..]) {
+            (Bytes::Shared(bytes), []) => return bytes.slice(self.head_bytes..),
+            (bytes, [whole]) if bytes.all().len() == self.head_bytes => return whole.clone(),
+            _ => {}
         }
-        let mut whole = Vec::with_capacity(self.message_bytes());
-        whole.extend_from_slice(&self.bytes.all()[self.head_bytes..]);
+        let mut whole = Vec::with_capacity(self.head_bytes + self.message_bytes());
+        whole.extend_from_slice(self.bytes.all());
         for piece in &self.pieces {
             whole.extend_from_slice(piece);
         }
-        Buffer::from(whole)
+        Buffer::from(whole).slice(self.head_bytes..)
     }
 
     /// The message in the pieces in which it lies.
@@ -265,7 +269,13 @@ impl EnvelopeWriter {
             path_bytes: 0,
             last,
             complete: Vec::new(),
+            complete_bytes: 0,
         }
+    }
+
+    /// Length of head and message so far, in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.complete_bytes + self.last.len()
     }
 
     /// Where the next bytes of the message go.
@@ -275,6 +285,7 @@ impl EnvelopeWriter {
 
     /// Adds bytes to the message that are sent from where they lie.
     pub fn attach(&mut self, piece: Buffer) {
+        self.complete_bytes = self.len_bytes() + piece.len();
         if !self.last.is_empty() || self.complete.is_empty() {
             let before = std::mem::take(&mut self.last);
             self.complete.push(Buffer::from(before));
@@ -376,3 +387,22 @@ pub(crate) const HEAD_BYTES_MAX: usize = PATH_LENGTH_BYTES + PATH_BYTES_MAX + ME
 
 const REQUEST: &str = "the head of a unary request";
 const ANSWER: &str = "the head of a unary answer";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_in_one_piece_is_not_copied() {
+        let piece = Buffer::from(vec![7; 100]);
+        let mut metadata = Metadata::default();
+        metadata.insert("name", "value").unwrap();
+        for metadata in [Metadata::default(), metadata] {
+            let request = Envelope::request("/a.B/C", &metadata, 0).unwrap();
+            for mut writer in [request, Envelope::answer(&metadata, 0)] {
+                writer.attach(piece.clone());
+                assert_eq!(writer.finish().message().as_ptr(), piece.as_ptr());
+            }
+        }
+    }
+}

@@ -23,7 +23,6 @@ use crate::call::Call;
 use crate::host::wait;
 use crate::local;
 use crate::remote::Remote;
-use crate::service::codec;
 use crate::service::exchange::{Request, Response};
 use crate::trace;
 
@@ -211,10 +210,7 @@ impl<R: Message + Default + Unpin> Future for ClientStreamCall<R> {
             this.head = Some(ready!(this.raw.poll_head(context))?);
         }
         loop {
-            let decoded = ready!(this.raw.poll_with(context, |raw| match raw {
-                Raw::Small(bytes) => R::decode(bytes),
-                Raw::Whole(buffer) => codec::decode(buffer),
-            }))?;
+            let decoded = ready!(this.raw.poll_with(context, |raw| raw.decode::<R>()))?;
             let Some(message) = decoded else {
                 break;
             };
@@ -283,13 +279,14 @@ impl RawStream {
     }
 }
 
+/// Each message in the pieces in which it lies.
 impl Stream for RawStream {
-    type Item = Result<Bytes, Status>;
+    type Item = Result<Vec<Buffer>, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let message = ready!(self.raw.poll_with(context, |raw| match raw {
-            Raw::Small(bytes) => Bytes::copy_from_slice(bytes),
-            Raw::Whole(buffer) => Bytes::from_owner(buffer),
+            Raw::Small(bytes) => vec![Buffer::from(bytes.to_vec())],
+            Raw::Long(pieces) => pieces,
         }));
         Poll::Ready(message.transpose())
     }

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, ready};
 use futures_util::Stream;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Envelope, Metadata, Reason, Status, split_first_message};
-use prost::Message;
+use prost::{DecodeError, Message};
 
 use super::pipe::{Chunk, Ending, PipeReceiver};
 use crate::call::Call;
@@ -59,7 +59,17 @@ enum End {
 /// A message, as it came.
 pub(crate) enum Raw<'a> {
     Small(&'a [u8]),
-    Whole(Buffer),
+    /// Pieces one behind the other.
+    Long(Vec<Buffer>),
+}
+
+impl Raw<'_> {
+    pub(crate) fn decode<M: Message + Default>(self) -> Result<M, DecodeError> {
+        match self {
+            Self::Small(bytes) => M::decode(bytes),
+            Self::Long(pieces) => codec::decode(joined(pieces)),
+        }
+    }
 }
 
 impl<M: Message + Default> Streaming<M> {
@@ -97,10 +107,7 @@ impl<M: Message + Default> Streaming<M> {
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<M>, Status>> {
         let is_client = matches!(self.raw.end, End::Call(_));
-        let decoded = ready!(self.raw.poll_with(context, |raw| match raw {
-            Raw::Small(bytes) => M::decode(bytes),
-            Raw::Whole(buffer) => codec::decode(buffer),
-        }))?;
+        let decoded = ready!(self.raw.poll_with(context, |raw| raw.decode()))?;
         let message = decoded.transpose().map_err(|error| {
             self.raw.give_up();
             let code = match is_client {
@@ -180,7 +187,7 @@ impl RawStreaming {
             match ready!(self.receiver.poll_take(context)) {
                 Some(Chunk::Messages(run, _)) => (self.run, self.at_byte) = (run, 0),
                 Some(Chunk::Message(pieces)) => {
-                    return Poll::Ready(Ok(Some(take(Raw::Whole(joined(pieces))))));
+                    return Poll::Ready(Ok(Some(take(Raw::Long(pieces)))));
                 }
                 Some(Chunk::Part { bytes, is_last }) => {
                     if let Err(status) = self.parts.push(bytes) {
@@ -188,8 +195,8 @@ impl RawStreaming {
                         return Poll::Ready(Err(status));
                     }
                     if is_last {
-                        let whole = joined(self.parts.take());
-                        return Poll::Ready(Ok(Some(take(Raw::Whole(whole)))));
+                        let whole = self.parts.take();
+                        return Poll::Ready(Ok(Some(take(Raw::Long(whole)))));
                     }
                 }
                 None => {
