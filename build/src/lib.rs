@@ -24,6 +24,10 @@ use std::{env, fs, io};
 use prost::Message;
 use prost_build::Config;
 use prost_types::FileDescriptorSet;
+use protox::Compiler;
+use protox::file::{
+    ChainFileResolver, File, FileResolver, GoogleFileResolver, IncludeFileResolver,
+};
 
 use crate::generate::Generator;
 
@@ -108,7 +112,7 @@ impl Builder {
         protos: &[impl AsRef<Path>],
         includes: &[impl AsRef<Path>],
     ) -> io::Result<()> {
-        let files = protox::compile(protos, includes).map_err(|error| {
+        let files = read(protos, includes).map_err(|error| {
             // Shown with the line that it is about.
             io::Error::new(io::ErrorKind::InvalidInput, format!("{error:?}"))
         })?;
@@ -120,15 +124,51 @@ impl Builder {
                 .ok_or_else(|| io::Error::other("OUT_DIR is set for build scripts alone"))?,
         };
         let name = descriptor_name(&files);
-        let generator = Generator::new(self.runtime_path, name.clone(), self.are_sent);
+        let generator = Generator::new(self.runtime_path.clone(), name.clone(), self.are_sent);
         fs::write(out_dir.join(name), files.encode_to_vec())?;
+        let tensor = format!("{}::TensorMessage", self.runtime_path);
         self.config
             .out_dir(&out_dir)
+            .extern_path(".grpcxx.v1.Tensor", tensor)
             .enable_type_names()
             .service_generator(Box::new(generator))
             .compile_fds(files)
     }
 }
+
+/// Reads .proto files and what they import: from these folders, or of those that are always there.
+fn read(
+    protos: &[impl AsRef<Path>],
+    includes: &[impl AsRef<Path>],
+) -> Result<FileDescriptorSet, protox::Error> {
+    let mut resolver = ChainFileResolver::new();
+    for folder in includes {
+        resolver.add(IncludeFileResolver::new(folder.as_ref().to_owned()));
+    }
+    resolver.add(Included);
+    resolver.add(GoogleFileResolver::new());
+    let mut compiler = Compiler::with_file_resolver(resolver);
+    compiler.include_source_info(true).include_imports(true);
+    compiler.open_files(protos)?;
+    Ok(compiler.file_descriptor_set())
+}
+
+/// The files of grpcxx itself, for all to import.
+#[derive(Debug)]
+struct Included;
+
+impl FileResolver for Included {
+    fn open_file(&self, name: &str) -> Result<File, protox::Error> {
+        match name {
+            "grpcxx/tensor.proto" => File::from_source(name, TENSOR_PROTO),
+            _ => Err(protox::Error::file_not_found(name)),
+        }
+    }
+}
+
+/// The file `grpcxx/tensor.proto`, which every .proto file can import: tensors as fields of
+/// messages. Programs in other languages compile it too.
+pub const TENSOR_PROTO: &str = include_str!("../proto/grpcxx/tensor.proto");
 
 /// Lets cargo run the build script again when one of the files has changed, also one that others
 /// import.
@@ -141,7 +181,7 @@ fn announce(files: &FileDescriptorSet, includes: &[impl AsRef<Path>]) {
         let mut found = includes
             .iter()
             .map(|folder| folder.as_ref().join(file.name()));
-        // Files of protobuf itself lie nowhere.
+        // Files of protobuf and of grpcxx lie nowhere.
         if let Some(path) = found.find(|path| path.is_file()) {
             println!("cargo:rerun-if-changed={}", path.display());
         }

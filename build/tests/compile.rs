@@ -66,3 +66,27 @@ fn imported_files_run_the_build_script_again() {
     let all = ["first.proto", "last.proto", "second.proto", "shared.proto"];
     assert_eq!(announced, protos(&all), "{said}");
 }
+
+/// The file is there without any folder, and its message is a type of the runtime.
+#[test]
+fn tensors_are_imported_from_nowhere() {
+    let out = folder("tensors");
+    let made = grpcxx_build::configure()
+        .out_dir(&out)
+        .runtime_path("::there")
+        .compile_protos(&protos(&["model.proto"]), &[protos_folder()]);
+    made.unwrap();
+    let code = fs::read_to_string(out.join("model.rs")).unwrap();
+    let without_spaces: String = code.split_whitespace().collect();
+    for made in [
+        "pubweights:::core::option::Option<::there::TensorMessage>",
+        "Tensor(::there::TensorMessage)",
+        "::there::UnaryCall<::there::TensorMessage>",
+    ] {
+        assert!(without_spaces.contains(made), "{made} is not in {code}");
+    }
+    let (_, named) = code.split_once("include_bytes!(\"").unwrap();
+    let (name, _) = named.split_once('"').unwrap();
+    let files = FileDescriptorSet::decode(&fs::read(out.join(name)).unwrap()[..]).unwrap();
+    assert_eq!(files.file[0].name(), "grpcxx/tensor.proto");
+}

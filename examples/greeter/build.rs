@@ -6,6 +6,7 @@ use std::{env, fs, io};
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     grpcxx_build::compile_protos("proto/helloworld.proto")?;
     grpcxx_build::compile_protos("proto/probe.proto")?;
+    grpcxx_build::compile_protos("proto/model.proto")?;
     grpcxx_build::configure()
         .on_shards_only()
         .compile_protos(&["proto/corner.proto"], &["proto"])?;

@@ -1,10 +1,10 @@
-//! The fuzz targets without a fuzzer: their corpus, and texts like those that they read.
+//! The fuzz targets without a fuzzer: their corpus, and input like that which they read.
 
 use std::path::Path;
 
 use proptest::prelude::*;
 
-use crate::fuzz::{cluster_spec, endpoint_map};
+use crate::fuzz::{cluster_spec, endpoint_map, tensor_message};
 
 fn run(target: &str, function: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -28,6 +28,11 @@ fn the_corpus_of_endpoint_maps_holds() {
     run("endpoint_map", endpoint_map);
 }
 
+#[test]
+fn the_corpus_of_tensors_in_messages_holds() {
+    run("tensor_message", tensor_message);
+}
+
 proptest! {
     #[test]
     fn texts_like_clusters_panic_nowhere(text in "[pw|:;,\\[\\]{}\"0-9 a.]{0,60}") {
@@ -46,5 +51,6 @@ proptest! {
     fn any_bytes_panic_nowhere(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         cluster_spec(&bytes);
         endpoint_map(&bytes);
+        tensor_message(&bytes);
     }
 }

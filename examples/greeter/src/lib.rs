@@ -14,6 +14,12 @@ pub mod probe {
     grpcxx::include_proto!("probe");
 }
 
+/// What `model.proto` describes, for the tests: messages with tensors.
+#[expect(missing_docs, reason = "the messages are made out of a .proto file")]
+pub mod model {
+    grpcxx::include_proto!("model");
+}
+
 /// What `corner.proto` describes, for the tests: a service whose futures stay on their thread.
 #[expect(missing_docs, reason = "the messages are made out of a .proto file")]
 pub mod corner {

@@ -19,3 +19,4 @@ mod requests;
 mod star;
 mod streams;
 mod support;
+mod tensors;

@@ -15,6 +15,7 @@ mod methods;
 mod pieces;
 mod stats;
 mod stream;
+mod tensor_message;
 
 pub use crate::caller::Caller;
 pub use crate::latency::{LATENCY_BOUNDS_SECONDS, Latency};
@@ -31,6 +32,7 @@ pub use stats::{MethodReport, ServiceReport};
 pub use stream::{
     ClientStreamCall, IntoStreamingRequest, RawSink, RawStream, StreamCall, Streaming,
 };
+pub use tensor_message::TensorMessage;
 
 pub(crate) use method::{Begun, Registered, run_on_pool};
 #[cfg(all(test, not(loom)))]

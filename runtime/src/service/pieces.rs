@@ -17,8 +17,9 @@ pub(super) struct Pieces<'a>(pub(super) &'a mut EnvelopeWriter);
 // writes the bytes of its source, in their order, behind those that were written before.
 unsafe impl BufMut for Pieces<'_> {
     fn remaining_mut(&self) -> usize {
-        // What is too long is refused when the envelope is sent.
-        isize::MAX as usize
+        // What is too long is refused when the envelope is sent. As with a vector, this tells how
+        // much is there.
+        isize::MAX as usize - self.0.len_bytes()
     }
 
     unsafe fn advance_mut(&mut self, count: usize) {

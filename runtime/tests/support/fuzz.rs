@@ -1,5 +1,5 @@
-//! What a fuzzer does with texts that say which tasks there are. A file of its own, so that the
-//! fuzzer needs nothing else of these tests.
+//! What a fuzzer does with texts that say which tasks there are, and with tensors in messages. A
+//! file of its own, so that the fuzzer needs nothing else of these tests.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -9,8 +9,11 @@
 
 use std::path::Path;
 
+use grpcxx_rpc::Tensor;
 use grpcxx_runtime::cluster::{ClusterSpec, TfConfig, listen_ip_by};
 use grpcxx_runtime::endpoint_map::{ENTRIES_MAX, EndpointMap, LINE_BYTES_MAX};
+use grpcxx_runtime::service::TensorMessage;
+use prost::Message;
 
 /// Whatever is a cluster is the same one when it is written again, in each of the three syntaxes.
 pub fn cluster_spec(data: &[u8]) {
@@ -83,5 +86,18 @@ pub fn endpoint_map(data: &[u8]) {
             assert!(report.wrong.is_empty());
         }
         Err(_) => assert!(!report.wrong.is_empty()),
+    }
+}
+
+/// Whatever can be read is the same when it is written again, and so is a tensor that it is.
+pub fn tensor_message(data: &[u8]) {
+    let Ok(message) = TensorMessage::decode(data) else {
+        return;
+    };
+    let bytes = message.encode_to_vec();
+    assert_eq!(bytes.len(), message.encoded_len());
+    assert_eq!(TensorMessage::decode(&bytes[..]), Ok(message.clone()));
+    if let Ok(tensor) = Tensor::try_from(message.clone()) {
+        assert_eq!(TensorMessage::from(tensor), message);
     }
 }
