@@ -178,18 +178,30 @@ impl<T> Call<T> {
     /// The status with which the call failed. `FAILED_PRECONDITION` if it is a call of a
     /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait(self) -> Result<T, Status> {
-        if let Some(cancel) = &self.cancel
-            && !cancel.have_threads()
-        {
-            let text = "this engine has no threads; await the call in LocalEngine::block_on";
-            return Err(Status::new(Code::FailedPrecondition, text));
-        }
-        let cancel = self.cancel.clone();
-        let shard = cancel.as_ref().and_then(Cancel::turnable);
-        match wait_for(shard, self, None) {
-            Some(result) => result,
-            None => unreachable!("it waits without a limit"),
-        }
+        wait_beside(self.cancel(), self)?
+    }
+
+    /// What withdraws the call, until it has ended.
+    pub(crate) fn cancel(&self) -> Option<Cancel> {
+        self.cancel.clone()
+    }
+}
+
+/// Blocks the calling thread until a future is ready that waits for a call, if that has not ended.
+/// The thread turns the shard of the call meanwhile.
+///
+/// # Errors
+/// `FAILED_PRECONDITION` if it is a call of a [`LocalEngine`](crate::LocalEngine), where nobody
+/// would carry it on.
+pub(crate) fn wait_beside<F: Future>(call: Option<Cancel>, future: F) -> Result<F::Output, Status> {
+    if call.as_ref().is_some_and(|call| !call.have_threads()) {
+        let text = "this engine has no threads; await the call in LocalEngine::block_on";
+        return Err(Status::new(Code::FailedPrecondition, text));
+    }
+    let shard = call.as_ref().and_then(Cancel::turnable);
+    match wait_for(shard, future, None) {
+        Some(output) => Ok(output),
+        None => unreachable!("it waits without a limit"),
     }
 }
 

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, lazy};
+use grpcxx_rpc::proto::CleanupAllRequest;
 use grpcxx_rpc::{Code, GraphCall, Reason, Status, Tensor};
+use grpcxx_runtime::service::{Request, ServiceClient};
 use grpcxx_runtime::{Engine, LocalEngine, Remote, local};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -80,6 +82,11 @@ fn calls_end_at_their_deadline_and_are_refused_where_nobody_would_carry_them() {
     let over = engine.block_on(late.run(add("short", 1))).unwrap_err();
     assert!(begin.elapsed() < PATIENCE, "{over}");
     let refused = nobody.run(add("short", 1)).wait().unwrap_err();
+    assert_eq!(refused.code, Code::FailedPrecondition);
+    let services = ServiceClient::new(nobody);
+    let request = Request::new(CleanupAllRequest::default());
+    let call = services.server_stream::<_, CleanupAllRequest>("/a.B/C", request);
+    let refused = call.wait().unwrap_err();
     assert_eq!(refused.code, Code::FailedPrecondition);
     let error = Engine::builder().listen("127.0.0.1:0").start_local();
     assert!(error.unwrap_err().to_string().contains("cannot listen"));

@@ -6,8 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
+use futures_channel::mpsc::{UnboundedReceiver, unbounded};
 use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+use grpcxx_rpc::proto::CleanupAllRequest;
 use grpcxx_rpc::{Code, GraphCall, Request, Tensor};
+use grpcxx_runtime::service::{
+    self, Methods, Place, Response, ServiceClient, Streaming, TypedService,
+};
 use grpcxx_runtime::{
     CallResult, CallSpec, CompletionHandler, Engine, EngineBuilder, Remote, ShardContext, local,
 };
@@ -17,7 +23,7 @@ struct Pair {
     caller: Engine,
     remote: Remote,
     gate: Gate,
-    _server: Engine,
+    server: Engine,
 }
 
 /// What calls of the function `gate` wait for: one message each.
@@ -51,7 +57,7 @@ impl Pair {
             caller,
             remote,
             gate: Gate(open),
-            _server: server,
+            server,
         }
     }
 
@@ -162,6 +168,59 @@ fn a_thread_turns_the_shard_of_an_engine_that_serves_too() {
         assert_eq!(double(&back, value), 2 * value);
     }
     ends_calls_where_they_are_waited_for(&pair);
+}
+
+/// A service whose only method answers with what a test sends.
+struct Told(Arc<Mutex<UnboundedReceiver<()>>>);
+
+impl TypedService for Told {
+    const NAME: &'static str = "waiting.Told";
+
+    fn into_methods(self) -> Methods {
+        let methods = Methods::new(Self::NAME, &[], Place::Shard);
+        methods.server_stream("Tell", move |_: service::Request<CleanupAllRequest>| {
+            let told = Arc::clone(&self.0);
+            let messages =
+                stream::poll_fn(move |context| told.lock().unwrap().poll_next_unpin(context));
+            let messages = messages.map(|()| Ok(CleanupAllRequest::default()));
+            async move { Ok(Response::new(messages)) }
+        })
+    }
+}
+
+#[test]
+fn a_thread_that_waits_for_a_stream_turns_the_shard_too() {
+    let pair = Pair::start(1);
+    let (tell, told) = unbounded();
+    pair.server.add_service(Told(Arc::new(Mutex::new(told))));
+    let services = ServiceClient::new(pair.remote.clone());
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let (handler, ends) = Ends::new();
+        let spec = CallSpec::new(pair.remote.peer(), Pair::request());
+        let client = pair.caller.client();
+        client.submit(spec, Arc::new(handler), 0).unwrap();
+        let request = service::Request::new(CleanupAllRequest::default());
+        let call = services.server_stream("/waiting.Told/Tell", request);
+        let (opens, tells) = (pair.gate.clone(), tell.clone());
+        let opener = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(5));
+            opens.0.send(()).unwrap();
+            tells.unbounded_send(()).unwrap();
+        });
+        let mut messages: Streaming<CleanupAllRequest> = call.wait().unwrap().into_inner();
+        messages.wait_message().unwrap().unwrap();
+        opener.join().unwrap();
+        let (thread, result) = ends.recv_timeout(PATIENCE).unwrap();
+        result.unwrap();
+        if thread == thread::current().id() {
+            break;
+        }
+        assert!(
+            Instant::now() < until,
+            "no call ended on the thread that waited"
+        );
+    }
 }
 
 #[test]
@@ -402,7 +461,7 @@ fn an_engine_that_stops_ends_what_threads_wait_for() {
         caller,
         remote,
         gate,
-        _server,
+        server: _server,
     } = pair;
     caller.shutdown(Duration::ZERO).unwrap();
     let status = waiting.join().unwrap().unwrap_err();

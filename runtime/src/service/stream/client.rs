@@ -19,8 +19,7 @@ use super::method::no_message;
 use super::pipe::{PipeSender, pipe};
 use super::receiving::{Raw, RawStreaming, Streaming};
 use super::sending::{Batch, send_all, send_with};
-use crate::call::Call;
-use crate::host::wait;
+use crate::call::{Call, wait_beside};
 use crate::local;
 use crate::remote::Remote;
 use crate::service::exchange::{Request, Response};
@@ -161,9 +160,10 @@ impl<R: Message + Default> StreamCall<R> {
     /// Blocks the calling thread until the server has said the first thing. Not for use on a shard.
     ///
     /// # Errors
-    /// The status with which the call failed.
+    /// The status with which the call failed. `FAILED_PRECONDITION` if it is a call of a
+    /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait(self) -> Result<Response<Streaming<R>>, Status> {
-        wait(self)
+        wait_beside(self.raw.as_ref().and_then(RawStreaming::cancel), self)?
     }
 }
 
@@ -195,9 +195,10 @@ impl<R: Message + Default + Unpin> ClientStreamCall<R> {
     /// Blocks the calling thread until the call has ended. Not for use on a shard.
     ///
     /// # Errors
-    /// The status with which the call failed.
+    /// The status with which the call failed. `FAILED_PRECONDITION` if it is a call of a
+    /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait(self) -> Result<Response<R>, Status> {
-        wait(self)
+        wait_beside(self.raw.cancel(), self)?
     }
 }
 

@@ -13,8 +13,8 @@ use grpcxx_rpc::{Code, Envelope, Metadata, Reason, Status, split_first_message};
 use prost::{DecodeError, Message};
 
 use super::pipe::{Chunk, Ending, PipeReceiver};
-use crate::call::Call;
-use crate::host::wait;
+use crate::call::{Call, wait_beside};
+use crate::cancellation::Cancel;
 use crate::service::codec;
 use crate::shard::StreamShare;
 
@@ -100,9 +100,10 @@ impl<M: Message + Default> Streaming<M> {
     /// Blocks the calling thread until there is another message. Not for use on a shard.
     ///
     /// # Errors
-    /// As of [`message`](Self::message).
+    /// As of [`message`](Self::message); `FAILED_PRECONDITION` if it is a stream of a
+    /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait_message(&mut self) -> Result<Option<M>, Status> {
-        wait(self.message())
+        wait_beside(self.raw.cancel(), self.message())?
     }
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<M>, Status>> {
@@ -147,6 +148,14 @@ impl RawStreaming {
         self.end = End::Over;
         (self.run, self.at_byte) = (Buffer::new(), 0);
         self.parts.take();
+    }
+
+    /// What withdraws the call of a client, until it has ended.
+    pub(super) fn cancel(&self) -> Option<Cancel> {
+        match &self.end {
+            End::Call(call) => call.cancel(),
+            End::Pipe | End::Over => None,
+        }
     }
 
     /// Waits until the peer has said something. Returns what it says before its messages, or with
