@@ -113,12 +113,14 @@ impl Group {
             }
         });
         let machine = shape.and_then(|_| self.machine(operator, tensor, output, &ending));
-        match machine {
-            Ok(machine) => {
+        match (self.member.client.ended(), machine) {
+            // A group may be kept longer than its engine. What lies in shared memory would do.
+            (Some(status), _) => ending.fail(status),
+            (None, Ok(machine)) => {
                 self.explain(operator.kind(), machine.scheme());
                 self.member.call(self.tag, machine, ending);
             }
-            Err(status) => {
+            (None, Err(status)) => {
                 ending.fail(status);
                 self.refuse();
             }

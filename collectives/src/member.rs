@@ -399,7 +399,7 @@ impl Member {
         let Some(status) = status else {
             return;
         };
-        let lost = Lost::of(&self.names.of(from), status);
+        let lost = Lost::of(&self.names.of(from), &self.names.own(), status);
         let mut due = Due::default();
         let outcome = {
             let mut state = self.state();
@@ -505,7 +505,7 @@ impl CompletionHandler for Member {
                 self.fail(Status::new(Code::DataLoss, text), shard);
             }
             Err(status) => {
-                let lost = Lost::of(&self.names.of(from), status);
+                let lost = Lost::of(&self.names.of(from), &self.names.own(), status);
                 let (tag, number, ticket) = parts_of(token);
                 let mut due = Due::default();
                 let lost = {

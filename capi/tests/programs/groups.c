@@ -301,6 +301,18 @@ static void a_rank_that_leaves_is_named(rank *self) {
   OK(grpcxx_group_leave(self->group));
 }
 
+/* Over shared memory too, which would do without the engine. */
+static void a_group_ends_with_the_engine_of_its_rank(rank *self) {
+  OK(grpcxx_group_barrier(self->group, 0));
+  if (self->number == 0) {
+    OK(grpcxx_engine_shutdown(self->engine, 0));
+    FAILS(GRPCXX_UNAVAILABLE, grpcxx_group_barrier(self->group, 0));
+    FAILS(GRPCXX_UNAVAILABLE, grpcxx_group_barrier(self->group, 0));
+    return;
+  }
+  fails_with(grpcxx_group_barrier(self->group, 0), GRPCXX_ABORTED, "rank 0 (");
+}
+
 static void who_cannot_join_hears_why(void) {
   grpcxx_engine *engine = engine_of(small_options("rank"));
   const char *address = grpcxx_engine_star_address(engine);
@@ -412,6 +424,7 @@ int main(void) {
   together(2, what_a_rank_cannot_call_takes_its_place);
   together(2, a_missing_tensor_takes_its_place);
   together(2, a_rank_that_leaves_is_named);
+  together(2, a_group_ends_with_the_engine_of_its_rank);
   who_cannot_join_hears_why();
   callbacks_do_not_block();
   puts("groups: ok");

@@ -22,9 +22,9 @@ enum How {
 }
 
 impl Lost {
-    /// What was asked of a rank has failed. How groups fail has codes of its own: with one of them
-    /// the rank says itself why the group is over.
-    pub(super) fn of(name: &str, status: Status) -> Self {
+    /// What this rank, `own`, has asked of another one has failed. How groups fail has codes of its
+    /// own: with one of them the rank says itself why the group is over.
+    pub(super) fn of(name: &str, own: &str, status: Status) -> Self {
         if !is_gone(&status) {
             let how = match *status.message == *left(name) {
                 true => How::Left,
@@ -35,6 +35,7 @@ impl Lost {
         let text = match status.reason {
             // It answers, and so stops in order; what it said of that may come later than this.
             Reason::Peer => format!("{}: {status}", left(name)),
+            Reason::Stopping => format!("the engine of {own} stops: {status}"),
             _ => format!("{name} has died, or left without a word: {status}"),
         };
         Self {
@@ -67,4 +68,24 @@ pub(super) fn is_gone(status: &Status) -> bool {
 /// What a rank says that has left.
 pub(super) fn left(name: &str) -> String {
     format!("{name} has left the group")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_lost_is_named_and_not_the_other() {
+        let text = |reason| {
+            let status = Status::new(Code::Unavailable, "why").because(reason);
+            let lost = Lost::of("rank 0 (there:1)", "rank 1 (here:1)", status);
+            lost.status.message.into_owned()
+        };
+        let died = text(Reason::ConnectionLost);
+        assert!(died.starts_with("rank 0 (there:1) has died"), "{died}");
+        let stopped = text(Reason::Stopping);
+        assert!(stopped.starts_with("the engine of rank 1 (here:1) stops"), "{stopped}");
+        let left = text(Reason::Peer);
+        assert!(left.starts_with("rank 0 (there:1) has left"), "{left}");
+    }
 }

@@ -76,6 +76,11 @@ impl Names {
         format!("rank {rank} ({})", self.addresses[rank as usize])
     }
 
+    /// This rank in an error.
+    pub(crate) fn own(&self) -> String {
+        self.of(self.own)
+    }
+
     /// Several ranks in an error.
     pub(crate) fn of_all(&self, ranks: &[u32]) -> String {
         let shown = ranks.iter().take(RANKS_SHOWN_MAX);

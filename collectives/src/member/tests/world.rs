@@ -266,7 +266,7 @@ impl World {
         let (receipt, data) = match event {
             Event::Calls(_) => return self.call(rank),
             Event::Misses(_, from, status) => {
-                let lost = Lost::of(&name(from), status);
+                let lost = Lost::of(&name(from), &name(rank), status);
                 let ended = lost.ends_group(&node.state.outbox, from);
                 return ended.unwrap_or_else(|status| self.fail(rank, status));
             }
@@ -300,7 +300,7 @@ impl World {
                 lane.take(number, ticket, data, now, &mut due.effects)
             }
             Err(status) => {
-                let lost = Lost::of(&name(receipt.from), status);
+                let lost = Lost::of(&name(receipt.from), &name(rank), status);
                 match ticket & HELLO {
                     0 => Err(lost.status),
                     _ => lane
