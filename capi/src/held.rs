@@ -4,13 +4,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use grpcxx_rpc::{Code, Reason, Status};
-use grpcxx_runtime::Engine;
+use grpcxx_runtime::{Client, Engine};
 
 use crate::log;
 use crate::start::Page;
 
-/// An engine and what it tells, which several threads use until one of them stops it.
+/// An engine and what it tells, which several threads use until one of them stops it. In a forked
+/// child, where another thread of the parent may have held any lock, nothing is done with it.
 pub struct HeldEngine {
+    client: Client,
     engine: Mutex<Option<Arc<Engine>>>,
     page: Mutex<Option<Page>>,
 }
@@ -19,6 +21,7 @@ impl HeldEngine {
     /// Holds an engine that has started, and its page.
     pub fn new(engine: Engine, page: Page) -> Self {
         Self {
+            client: engine.client(),
             engine: Mutex::new(Some(Arc::new(engine))),
             page: Mutex::new(Some(page)),
         }
@@ -29,8 +32,10 @@ impl HeldEngine {
     /// it, and wait for other threads that do.
     ///
     /// # Errors
-    /// `UNAVAILABLE` if the engine was told to stop; those of the code.
+    /// `UNAVAILABLE` if the engine was told to stop, `FAILED_PRECONDITION` in a child of the
+    /// process that started it; those of the code.
     pub fn with<T>(&self, code: impl FnOnce(&Engine) -> Result<T, Status>) -> Result<T, Status> {
+        self.check_own()?;
         let engine = lock(&self.engine).clone();
         let engine = engine.ok_or_else(|| {
             Status::new(Code::Unavailable, "the engine has stopped").because(Reason::Stopping)
@@ -42,8 +47,10 @@ impl HeldEngine {
     /// it gives the log time to be written. A second call does nothing.
     ///
     /// # Errors
-    /// `INTERNAL` if a shard had ended before because its thread failed.
+    /// `INTERNAL` if a shard had ended before because its thread failed; `FAILED_PRECONDITION` in a
+    /// child of the process that started it.
     pub fn stop(&self, grace: Duration) -> Result<(), Status> {
+        self.check_own()?;
         let Some(engine) = lock(&self.engine).take() else {
             return Ok(());
         };
@@ -55,27 +62,32 @@ impl HeldEngine {
         stopped.map_err(|error| Status::new(Code::Internal, error.to_string()))
     }
 
-    /// Lets go of the engine in a child of the process that started it, which has none of its
-    /// threads.
-    pub fn forget(&self) {
-        if let Ok(mut engine) = self.engine.try_lock() {
-            std::mem::forget(engine.take());
-        }
-        if let Ok(mut page) = self.page.try_lock() {
-            std::mem::forget(page.take());
-        }
+    fn check_own(&self) -> Result<(), Status> {
+        self.client.inherited().map_or(Ok(()), Err)
     }
 }
 
 impl Drop for HeldEngine {
     fn drop(&mut self) {
+        let engine = taken(&mut self.engine);
+        if self.client.inherited().is_some() {
+            // It has none of its threads here, for whose end it would wait.
+            std::mem::forget((engine, taken(&mut self.page)));
+            return;
+        }
         // A thread of a shard, which cannot wait for its own end, may hold it a moment longer.
-        if let Some(engine) = lock(&self.engine).take()
+        if let Some(engine) = engine
             && let Err(error) = engine.stop(Duration::ZERO)
         {
             tracing::error!(%error, "a shard had failed");
         }
     }
+}
+
+/// Takes what only the caller has by now, without its lock.
+fn taken<T>(mutex: &mut Mutex<Option<T>>) -> Option<T> {
+    let inner = mutex.get_mut();
+    inner.unwrap_or_else(PoisonError::into_inner).take()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -113,9 +113,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.core.is_inherited() {
-            self.core.engine.forget();
-        } else if !self.core.is_closed.load(Ordering::Relaxed) {
+        if !self.core.is_inherited() && !self.core.is_closed.load(Ordering::Relaxed) {
             // Functions that the engine waits for may need the interpreter.
             let stopped = Python::attach(|py| py.detach(|| self.core.stop(Duration::ZERO)));
             if let Err(status) = stopped {

@@ -178,6 +178,36 @@ static void calls_go_on_in_the_parent(void) {
   stop(&of);
 }
 
+static void never_called(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  (void)user, (void)request, (void)responder;
+  CHECK(false);
+}
+
+/* Nothing is done with an engine of the parent, whose locks its threads may have held at the fork. */
+static void engines_of_the_parent_refuse_all(void) {
+  cluster of = start("auto");
+  float one = 1;
+  grpcxx_tensor *tensor = floats(&one, 1), *fetched = NULL;
+  grpcxx_text name = {TEXT("kept")};
+  OK(grpcxx_store_put(of.source, &name, &tensor, 1));
+  pid_t child = fork();
+  if (child == 0) {
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_store_put(of.source, &name, &tensor, 1));
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_store_fetch(of.source, TEXT("kept"), &fetched));
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_store_remove(of.source, &name, 1));
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_function_register(of.source, TEXT("f"), never_called, NULL, NULL));
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_abort_all_steps(of.source, GRPCXX_ABORTED, NULL, 0));
+    FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_shutdown(of.source, 1000));
+    stop(&of);
+    _exit(0);
+  }
+  is_well(child);
+  OK(grpcxx_store_fetch(of.source, TEXT("kept"), &fetched));
+  grpcxx_tensor_release(fetched);
+  grpcxx_tensor_release(tensor);
+  stop(&of);
+}
+
 /* Counts the lines that say how an engine has started. */
 static void line_seen(void *user, int32_t level, const char *target, const char *message) {
   (void)level, (void)target;
@@ -217,6 +247,7 @@ static void the_log_goes_on_in_children(void) {
 int main(void) {
   the_log_goes_on_in_children();
   calls_go_on_in_the_parent();
+  engines_of_the_parent_refuse_all();
   forks("off");
   forks("auto");
   return 0;
