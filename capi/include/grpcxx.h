@@ -21,7 +21,8 @@
  *            Text that is returned as const char* alone ends with NUL.
  * Unwinding  Never crosses this boundary, in neither direction: a callback must not throw or longjmp.
  * Threads    Every function may be called from any thread at any time, for the same handle too, unless its comment
- *            says otherwise. The one rule: a handle must not be used after its last ownership was ended.
+ *            says otherwise. The one rule: a handle must not be used after its last ownership was ended. No function is
+ *            a cancellation point: pthread_cancel ends a thread at the next one behind it, as pthread_testcancel.
  * Callbacks  Marked SHARD run on a thread of the engine which serves many connections: they must return soon, must not
  *            block, and may call every function here but those marked BLOCKS (these fail with
  *            GRPCXX_FAILED_PRECONDITION there).
@@ -635,7 +636,8 @@ void grpcxx_responder_answer_error(grpcxx_responder *responder, int32_t code, co
 void grpcxx_responder_free(grpcxx_responder *responder);
 
 /* Whether nobody wants the answer any more: the peer gave the request up, its deadline is over, or the connection
- * is gone. The request must be answered all the same; the answer goes nowhere. */
+ * is gone. The request must be answered all the same; the answer goes nowhere. For a function it is looked for from
+ * the first time on that this or grpcxx_responder_on_cancel is called. */
 bool grpcxx_responder_is_cancelled(const grpcxx_responder *responder);
 /* Says so at once: cancelled(context) is called at most once, when that becomes true before the request is
  * answered; from inside this function if it is true already. It may answer the request itself. It can run while

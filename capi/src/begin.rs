@@ -10,7 +10,7 @@ use grpcxx_rpc::{Code, GraphCall, Method, Request, Status, Text};
 use grpcxx_runtime::{CallSpec, Cancellation, Client, Peer};
 
 use crate::boundary::{
-    CText, Context, bytes, counted, guarded, handle, invalid, sized, text, texts,
+    CText, Context, bytes, counted, guarded, handle, invalid, sized, text, texts, uncancelled,
 };
 use crate::call::CCall;
 use crate::flight::{AllocateFn, Done, Ending, Flight, MessageFn, Received, TensorsFn};
@@ -53,6 +53,14 @@ pub(crate) struct Begin {
 
 /// Begins a call. Whatever keeps it from beginning is told like the end of one that has begun.
 pub(crate) fn begin(
+    call: Option<Arc<CCall>>,
+    done: Done,
+    prepare: impl FnOnce() -> Result<Begin, Status>,
+) {
+    uncancelled(|| begin_call(call, done, prepare));
+}
+
+fn begin_call(
     call: Option<Arc<CCall>>,
     done: Done,
     prepare: impl FnOnce() -> Result<Begin, Status>,

@@ -1,7 +1,7 @@
 #![expect(unsafe_code, reason = "what C gives is pointers")]
 //! What every exported function does with what C gives it.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use std::sync::Arc;
@@ -11,10 +11,45 @@ use grpcxx_rpc::{Code, Status, Text};
 use crate::notices::calling_back;
 
 /// Runs the body of an exported function. A panic, which would be our own fault, becomes
-/// `fallback`.
+/// `fallback`. The thread cannot be cancelled meanwhile.
 pub(crate) fn guarded<T>(fallback: T, body: impl FnOnce() -> T) -> T {
-    catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback)
+    uncancelled(|| catch_unwind(AssertUnwindSafe(body)).unwrap_or(fallback))
 }
+
+/// Runs code in which `pthread_cancel` does not end the thread: it would leave the locks behind
+/// that it holds, such as that of a shard which it turns. It ends the thread behind that.
+pub(crate) fn uncancelled<T>(body: impl FnOnce() -> T) -> T {
+    let _until_then = Uncancelled::begin();
+    body()
+}
+
+/// Whether the thread could be cancelled before, as the C library says it.
+struct Uncancelled(c_int);
+
+impl Uncancelled {
+    fn begin() -> Self {
+        let mut before = 0;
+        // SAFETY: the place is writable.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for Uncancelled {
+    fn drop(&mut self) {
+        let mut disabled = 0;
+        // SAFETY: the place is writable.
+        unsafe { pthread_setcancelstate(self.0, &raw mut disabled) };
+    }
+}
+
+unsafe extern "C" {
+    /// Of the C library, as `pthread.h` has it.
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
+/// With glibc and musl alike.
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
 
 /// A failure that names the argument that is at fault.
 pub(crate) fn invalid(fault: impl Into<String>) -> Status {

@@ -36,7 +36,7 @@ impl Function for CFunction {
 
     fn start(&self, call: GraphCall, responder: Responder) {
         let request = Arc::new(CRequest::new(Request::StarRunGraph(Box::new(call))));
-        let held = Arc::new(CResponder::new(Arc::clone(&request)));
+        let held = CResponder::new(Arc::clone(&request));
         held.arm_for_later(responder);
         (self.function)(
             self.user.pointer(),

@@ -3,7 +3,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
 
 use grpcxx_memory::Buffer;
@@ -11,7 +11,7 @@ use grpcxx_rpc::{Code, Reason, Request, Response, Status, Tensor};
 use grpcxx_runtime::{CallResult, RequestWatch, Responder};
 use smallvec::SmallVec;
 
-use crate::boundary::{Owned, bytes, guarded};
+use crate::boundary::{Owned, bytes, guarded, uncancelled};
 use crate::notices::calling_back;
 use crate::request::CRequest;
 use crate::status::status_of;
@@ -21,12 +21,15 @@ use crate::tensor::{CTensor, Foreign, tensors_of};
 pub(crate) struct CResponder {
     is_withdrawn: AtomicBool,
     state: Mutex<State>,
+    this: Weak<Self>,
 }
 
 #[derive(Default)]
 struct State {
     request: Option<Arc<CRequest>>,
     responder: Option<Responder>,
+    /// Whether the engine tells what becomes of the request.
+    is_watched: bool,
     /// The thread on which the service is running, whose answer need not take the way of the
     /// others.
     serving: Option<ThreadId>,
@@ -54,26 +57,44 @@ pub(crate) enum Verdict {
 }
 
 impl CResponder {
-    pub(crate) fn new(request: Arc<CRequest>) -> Self {
-        Self {
+    pub(crate) fn new(request: Arc<CRequest>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
             is_withdrawn: AtomicBool::new(false),
             state: Mutex::new(State {
                 request: Some(request),
                 ..State::default()
             }),
-        }
+            this: Weak::clone(this),
+        })
     }
 
-    /// Gets ready for a service that is about to run on this thread.
+    /// Gets ready for a service that is about to run on this thread, and watches its request.
     pub(crate) fn arm(&self, responder: Responder) {
         let mut state = self.state();
         state.responder = Some(responder);
+        state.is_watched = true;
         state.serving = Some(thread::current().id());
     }
 
     /// Gets ready for code that answers on whatever thread.
     pub(crate) fn arm_for_later(&self, responder: Responder) {
         self.state().responder = Some(responder);
+    }
+
+    /// Lets the engine tell what becomes of the request, once somebody wants to know: most
+    /// functions never do, and each would cost its shard a command.
+    fn watch(&self, state: &mut State) {
+        if let (false, Some(responder), Some(this)) =
+            (state.is_watched, &state.responder, self.this.upgrade())
+        {
+            responder.watch(this);
+            state.is_watched = true;
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.watch(&mut self.state());
+        self.is_withdrawn.load(Ordering::SeqCst)
     }
 
     /// What became of the request while the service ran.
@@ -99,6 +120,10 @@ impl CResponder {
     }
 
     fn answer(&self, make: impl FnOnce(&CRequest) -> Result<Answer, Status>) {
+        uncancelled(|| self.answer_once(make));
+    }
+
+    fn answer_once(&self, make: impl FnOnce(&CRequest) -> Result<Answer, Status>) {
         let mut state = self.state();
         let Some(request) = state.request.take() else {
             return;
@@ -111,6 +136,9 @@ impl CResponder {
             || make(&request),
         );
         let result = made.map(|answer| {
+            if !answer.carried.is_empty() {
+                self.watch(&mut state);
+            }
             state.carried = answer.carried;
             answer.response
         });
@@ -133,6 +161,7 @@ impl CResponder {
             return;
         }
         let before = state.hook.replace(Arc::clone(&hook));
+        self.watch(&mut state);
         let is_late = self.is_withdrawn.load(Ordering::SeqCst);
         if is_late {
             state.hook = None;
@@ -308,8 +337,8 @@ pub(crate) unsafe extern "C" fn grpcxx_responder_is_cancelled(
     responder: *const CResponder,
 ) -> bool {
     // SAFETY: NULL or alive.
-    unsafe { responder.as_ref() }
-        .is_some_and(|responder| responder.is_withdrawn.load(Ordering::SeqCst))
+    let responder = unsafe { responder.as_ref() };
+    guarded(false, || responder.is_some_and(CResponder::is_cancelled))
 }
 
 #[unsafe(no_mangle)]

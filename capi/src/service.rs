@@ -29,7 +29,7 @@ impl CService {
 impl Service for CService {
     fn serve(&self, request: Request, later: Later<'_>) -> Served {
         let request = Arc::new(CRequest::new(request));
-        let held = Arc::new(CResponder::new(Arc::clone(&request)));
+        let held = CResponder::new(Arc::clone(&request));
         let (responder, promise) = later.watched(held.clone());
         held.arm(responder);
         let handle = Arc::into_raw(Arc::clone(&held));

@@ -698,6 +698,52 @@ static void an_engine_may_be_freed_by_its_callback(grpcxx_engine *source) {
   grpcxx_peer_release(peer);
 }
 
+/* Takes long enough for whoever waits for it to sleep. */
+static void slow(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  (void)user, (void)request;
+  usleep(2000);
+  grpcxx_responder_answer_tensors(responder, NULL, 0);
+}
+
+static void wait_for_slow(grpcxx_peer *peer) {
+  grpcxx_graph_call graph_call = {.struct_size = sizeof graph_call, .handle = {TEXT("slow")}};
+  grpcxx_call *call = grpcxx_call_new();
+  grpcxx_graph_call_begin(peer, call, &graph_call, NULL, NULL, NULL, NULL);
+  OK(grpcxx_call_wait(call, 20000));
+  grpcxx_call_release(call);
+}
+
+/* Waits for calls until it is cancelled, which happens nowhere in between. */
+static void *wait_for_ever(void *user) {
+  for (;;) {
+    wait_for_slow(user);
+    pthread_testcancel();
+  }
+  return NULL;
+}
+
+/* A thread that waits has locks of the engine, whose shard it turns. */
+static void a_cancelled_thread_leaves_no_lock(grpcxx_engine *source) {
+  grpcxx_options *options = grpcxx_options_new();
+  OK(grpcxx_options_set_task(options, TEXT("caller"), 0));
+  grpcxx_engine *caller = NULL;
+  OK(grpcxx_engine_start(options, &caller));
+  grpcxx_options_free(options);
+  grpcxx_peer *peer = peer_of(caller, source);
+  OK(grpcxx_function_register(source, TEXT("slow"), slow, NULL, NULL));
+  for (int round = 0; round < 20; round++) {
+    pthread_t thread;
+    void *result = NULL;
+    CHECK(pthread_create(&thread, NULL, wait_for_ever, peer) == 0);
+    usleep((useconds_t)(3000 + round * 137));
+    CHECK(pthread_cancel(thread) == 0);
+    CHECK(pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    wait_for_slow(peer);
+  }
+  grpcxx_peer_release(peer);
+  grpcxx_engine_free(caller);
+}
+
 int main(void) {
   CHECK(grpcxx_abi_version() == GRPCXX_ABI_VERSION && strlen(grpcxx_version()) >= 5);
   tensors_keep_what_they_were_given();
@@ -715,6 +761,7 @@ int main(void) {
   dead_peers(target);
   a_stalled_peer_does_not_keep_memory(target);
   many_calls_at_once(source, peer);
+  a_cancelled_thread_leaves_no_lock(source);
   an_engine_may_be_freed_by_its_callback(source);
   CHECK(counter_of(target, "calls") > 1000 && counter_of(source, "violations") == 0);
   grpcxx_peer_release(peer);

@@ -40,6 +40,9 @@ static void has_values(outcome *ended) {
 }
 
 static grpcxx_status *fills_it(void *user, grpcxx_engine *engine) {
+  /* No thread is cancelled within a function of the engine, which may hold its locks. */
+  int before = PTHREAD_CANCEL_ENABLE;
+  CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before) == 0 && before == PTHREAD_CANCEL_DISABLE);
   preparation *self = user;
   char key[256];
   size_t key_size = key_of(key, sizeof key, engine, "edge");

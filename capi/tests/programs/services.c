@@ -86,6 +86,15 @@ static void answer_floats(service *self, grpcxx_responder *responder, size_t tim
   grpcxx_tensor_release(tensor);
 }
 
+static void park(service *self, grpcxx_request *request, grpcxx_responder *responder) {
+  pthread_mutex_lock(&self->lock);
+  CHECK(self->num_parked < PARKED_MAX);
+  self->parked[self->num_parked].responder = responder;
+  self->parked[self->num_parked++].request = grpcxx_request_retain(request);
+  pthread_cond_broadcast(&self->changed);
+  pthread_mutex_unlock(&self->lock);
+}
+
 static int32_t serve(void *user, grpcxx_request *request, grpcxx_responder *responder) {
   cross();
   service *self = user;
@@ -126,12 +135,7 @@ static int32_t serve(void *user, grpcxx_request *request, grpcxx_responder *resp
     if (is_named(name, size, "watch")) {
       grpcxx_responder_on_cancel(responder, request_cancelled, context_freed, self);
     }
-    pthread_mutex_lock(&self->lock);
-    CHECK(self->num_parked < PARKED_MAX);
-    self->parked[self->num_parked].responder = responder;
-    self->parked[self->num_parked++].request = grpcxx_request_retain(request);
-    pthread_cond_broadcast(&self->changed);
-    pthread_mutex_unlock(&self->lock);
+    park(self, request, responder);
   } else {
     pthread_mutex_lock(&self->lock);
     self->declined++;
@@ -444,6 +448,58 @@ static void functions_answer_from_any_thread(service *self, grpcxx_engine *serve
   CHECK(self->users_freed == 1);
 }
 
+static void hold(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  grpcxx_responder_on_cancel(responder, request_cancelled, context_freed, user);
+  park(user, request, responder);
+}
+
+static void give(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  (void)request;
+  answer_floats(user, responder, 1);
+}
+
+static outcome *run_function(grpcxx_peer *peer, grpcxx_call *call, const char *name) {
+  grpcxx_text fetch_name = {TEXT("y")};
+  grpcxx_graph_call graph_call = {
+      .struct_size = sizeof graph_call,
+      .handle = {name, strlen(name)},
+      .fetch_names = &fetch_name,
+      .num_fetches = 1,
+  };
+  outcome *ended = outcome_new();
+  grpcxx_graph_call_begin(peer, call, &graph_call, NULL, allocate_here, tensors_done, ended);
+  return ended;
+}
+
+/* As services do: what becomes of requests, and of the memory in answers. */
+static void functions_hear_what_becomes_of_their_requests(service *self, grpcxx_engine *server, grpcxx_peer *peer) {
+  OK(grpcxx_function_register(server, TEXT("hold"), hold, self, NULL));
+  OK(grpcxx_function_register(server, TEXT("give"), give, self, NULL));
+  int cancelled = self->cancelled, freed = self->contexts_freed;
+  int given = atomic_load(&self->given.times), delivered = atomic_load(&self->given.times_delivered);
+  grpcxx_call *call = grpcxx_call_new();
+  outcome *ended = run_function(peer, call, "hold");
+  await_number(self, &self->num_parked, 1);
+  CHECK(!grpcxx_responder_is_cancelled(self->parked[0].responder));
+  grpcxx_call_cancel(call);
+  CHECK(outcome_wait(ended) == GRPCXX_CANCELLED);
+  outcome_free(ended);
+  grpcxx_call_release(call);
+  await_number(self, &self->cancelled, cancelled + 1);
+  await_number(self, &self->contexts_freed, freed + 1);
+  waiting parked = unpark(self);
+  CHECK(grpcxx_responder_is_cancelled(parked.responder));
+  answer_floats(self, parked.responder, 1);
+  grpcxx_request_release(parked.request);
+  await_count(&self->given.times, given + 1);
+  CHECK(atomic_load(&self->given.times_delivered) == delivered);
+  ended = run_function(peer, NULL, "give");
+  CHECK(outcome_wait(ended) == GRPCXX_OK);
+  outcome_free(ended);
+  await_count(&self->given.times, given + 2);
+  CHECK(atomic_load(&self->given.times_delivered) == delivered + 1);
+}
+
 static void count_stored(void *user, const char *name, size_t name_size, grpcxx_tensor *tensor) {
   CHECK(name_size == 1 && (name[0] == 'v' || name[0] == 'w') && grpcxx_tensor_rank(tensor) == 1);
   (*(int *)user)++;
@@ -717,6 +773,7 @@ int main(void) {
   outcome_free(ended);
 
   functions_answer_from_any_thread(served, server, peer);
+  functions_hear_what_becomes_of_their_requests(served, server, peer);
   the_store_holds_tensors(server, peer);
   endpoint_maps_are_read();
   facts_and_log(server);
