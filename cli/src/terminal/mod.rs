@@ -4,7 +4,7 @@ mod exit;
 pub(crate) mod log;
 mod models;
 mod open_files;
-mod output;
+pub(crate) mod output;
 pub(crate) mod plain;
 mod settings;
 mod signals;

@@ -15,6 +15,7 @@ mod descriptors;
 mod early_signals;
 mod launch;
 mod launch_ends;
+mod launch_lost;
 mod launch_told;
 mod leaving;
 mod loading;

@@ -6,7 +6,8 @@ mod lines;
 
 use std::ffi::OsString;
 use std::process;
-use std::sync::mpsc::TryRecvError;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use grpcxx_cli::launch::{
@@ -18,7 +19,7 @@ use grpcxx_runtime::proxies;
 
 use self::arguments::{CpuChoice, LaunchArguments, LauncherChoice};
 use self::folder::Folder;
-use self::lines::lines;
+use self::lines::Lines;
 use crate::terminal::{Exit, Failure, OrExit, Outcome, Signals};
 
 /// Runs the command until all is done, one process has failed, or a signal comes.
@@ -108,7 +109,12 @@ fn watch(
     mut gang: Gang,
     signals: &Signals,
 ) -> Outcome {
-    let mut children = start(arguments, children)?;
+    run_children(arguments, children, |children| {
+        watch_over(children, &mut gang, signals)
+    })
+}
+
+fn watch_over(children: &mut Children, gang: &mut Gang, signals: &Signals) -> Outcome {
     let mut restart = 0;
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
@@ -172,7 +178,17 @@ fn follow(
         .member
         .orders()
         .or_exit_at(Exit::System, || "cannot listen to rank 0".to_owned())?;
-    let mut children = start(arguments, vec![child])?;
+    run_children(arguments, vec![child], |children| {
+        obey(children, &orders, meeting, signals)
+    })
+}
+
+fn obey(
+    children: &mut Children,
+    orders: &Receiver<Order>,
+    meeting: &Meeting,
+    signals: &Signals,
+) -> Outcome {
     let mut restart = 0;
     loop {
         if let Some(signal) = signals.wait(Some(WATCH_INTERVAL)) {
@@ -210,10 +226,20 @@ fn follow(
     }
 }
 
-fn start(arguments: &LaunchArguments, children: Vec<Child>) -> Outcome<Children> {
+/// Starts processes, lets `watch` look after them, and says which of their lines were lost.
+fn run_children(
+    arguments: &LaunchArguments,
+    children: Vec<Child>,
+    watch: impl FnOnce(&mut Children) -> Outcome,
+) -> Outcome {
     let names: Vec<&str> = children.iter().map(|child| child.name.as_str()).collect();
-    let sink = lines(&names, arguments.output.as_deref())?;
-    Ok(Children::start(children, sink)?)
+    let lines = Arc::new(Lines::new(&names, arguments.output.as_deref())?);
+    let sink = Arc::clone(&lines);
+    let mut children = Children::start(children, move |line| sink.take(&line))?;
+    let outcome = watch(&mut children);
+    drop(children);
+    lines.tell_losses();
+    outcome
 }
 
 /// What a rank is started with, but for its CPUs.
