@@ -1,4 +1,5 @@
 use std::borrow::Cow;
+use std::error::Error;
 
 use bytes::Bytes;
 use grpcxx_rpc::{Code, Reason, Status};
@@ -26,11 +27,16 @@ pub(crate) fn to_grpc(status: &Status) -> tonic::Status {
     }
 }
 
-/// A failure that came from a gRPC peer.
+/// A failure of a call over gRPC. The library makes a status of what happens to the connection too,
+/// and such a status has a source, which no answer of a peer has.
 pub(crate) fn from_grpc(status: &tonic::Status) -> Status {
     let code = Code::from_number(status.code() as i32).unwrap_or(Code::Unknown);
     let details = Bytes::copy_from_slice(status.details());
-    Status::with_details(code, status.message().to_owned(), details).because(Reason::Peer)
+    let reason = match status.source() {
+        None => Reason::Peer,
+        Some(_) => Reason::ConnectionLost,
+    };
+    Status::with_details(code, status.message().to_owned(), details).because(reason)
 }
 
 /// `text`, cut between characters so that a header carries it in at most `bytes_max` bytes.

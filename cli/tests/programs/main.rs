@@ -29,6 +29,7 @@ mod ports;
 mod pushes;
 mod quota;
 mod spans;
+mod strangers;
 mod supervised;
 mod tool;
 mod types;

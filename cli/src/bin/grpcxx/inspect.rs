@@ -1,13 +1,13 @@
 use grpcxx::server::server_inspect;
 use grpcxx_control::services::inspect::InspectReply;
 use grpcxx_control::{BlockingControlClient, ClientError, ClientOptions};
-use grpcxx_rpc::Code;
+use grpcxx_rpc::{Code, Reason};
 use grpcxx_runtime::config::Config;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::arguments::InspectArguments;
-use crate::cluster::{Cluster, Task};
+use crate::cluster::{Cluster, Task, at};
 use crate::output::{Output, Table, size};
 use crate::terminal::{Exit, Failure, OrExit, Outcome};
 
@@ -110,17 +110,20 @@ fn over_grpc(cluster: &Cluster, task: &Task, address: &str) -> Result<Value, Cli
     Ok(json(&told))
 }
 
-/// Whether nothing of grpcxx's answers there.
+/// Whether nothing of grpcxx's answers there. What takes a connection and speaks no gRPC ends it.
 fn has_no_service(error: &ClientError) -> bool {
     match error {
         ClientError::Connect { .. } => true,
-        ClientError::Call { status, .. } => status.code == Code::Unimplemented,
+        ClientError::Call { status, .. } => {
+            status.code == Code::Unimplemented || status.reason == Reason::ConnectionLost
+        }
         _ => false,
     }
 }
 
 fn over_star(cluster: &Cluster, task: &Task) -> Outcome<Value> {
-    let told = server_inspect(&cluster.client(), &cluster.peer(task)?, cluster.timeout())?;
+    let told = server_inspect(&cluster.client(), &cluster.peer(task)?, cluster.timeout())
+        .map_err(|status| at(task, status))?;
     serde_json::from_str(&told).or_exit_at(Exit::Data, || {
         format!("{} tells what is no JSON", task.name)
     })
