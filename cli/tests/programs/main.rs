@@ -20,6 +20,7 @@ mod launch_told;
 mod leaving;
 mod loading;
 mod log;
+mod ordinary_user;
 #[path = "../../../runtime/tests/original/mod.rs"]
 mod original;
 mod outgoing_ports;

@@ -4,6 +4,7 @@ mod lines;
 mod pace;
 
 use std::future::Future;
+use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
 use std::thread;
@@ -104,11 +105,18 @@ pub(crate) fn spawn_future(
 /// peer, however many those make. A future that can always go on lets the jobs of others pass.
 pub(crate) struct ComputePool(Arc<Lines<Job>>);
 
+/// A thread that the system refuses.
+#[derive(Debug)]
+pub(crate) struct NoThread {
+    pub(crate) name: String,
+    pub(crate) error: io::Error,
+}
+
 impl ComputePool {
     /// Starts `threads` threads, or one for each CPU, and one that lets jobs drop what they hold if
     /// they are over. Their names begin with `name`. They end with the pool, once all jobs are
     /// done.
-    pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, String> {
+    pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, NoThread> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
         let pool = Self(Arc::new(Lines::new(Job::is_over)));
@@ -123,13 +131,13 @@ impl ComputePool {
         &self,
         name: String,
         take: fn(&Lines<Job>) -> Option<Job>,
-    ) -> Result<(), String> {
+    ) -> Result<(), NoThread> {
         let lines = Arc::clone(&self.0);
         thread::Builder::new()
             .name(name.clone())
             .spawn(move || std::iter::from_fn(|| take(&lines)).for_each(run))
             .map(drop)
-            .map_err(|error| format!("cannot start the thread {name}: {error}"))
+            .map_err(|error| NoThread { name, error })
     }
 }
 

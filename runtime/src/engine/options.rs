@@ -266,7 +266,7 @@ pub enum EngineError {
     /// There are no certificates as asked.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// A shard's thread did not start: no port, no memory, no driver.
+    /// A thread, such as that of a shard, did not start: no port, no memory, no driver.
     #[error(transparent)]
     Host(#[from] HostError),
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use super::{cpu_latency, lending};
 use crate::client::{Client, Lookups, Mailboxes};
-use crate::compute::ComputePool;
+use crate::compute::{ComputePool, NoThread};
 use crate::counters::ShardCounters;
 use crate::descriptors::DescriptorParts;
 use crate::exposition::ProgramPage;
@@ -313,7 +313,11 @@ fn shared_parts(
 }
 
 fn pool(name: &str, threads: Option<usize>) -> Result<Arc<ComputePool>, EngineError> {
-    let pool = ComputePool::start(name, threads).map_err(EngineError::Options)?;
+    let pool = ComputePool::start(name, threads);
+    let pool = pool.map_err(|NoThread { name, error }| HostError::Thread {
+        name,
+        message: error.to_string(),
+    })?;
     Ok(Arc::new(pool))
 }
 

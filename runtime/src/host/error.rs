@@ -11,7 +11,7 @@ use crate::placement::PlacementError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostError {
     /// The system gave no thread.
-    #[error("cannot start thread `{name}`: {message}")]
+    #[error("cannot start thread `{name}`: {message}; raise the limit of threads (`ulimit -u`)")]
     Thread {
         /// Name of the thread.
         name: String,
