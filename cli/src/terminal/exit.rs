@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use grpcxx::model::{FileAction, ModelError};
 use grpcxx_cli::launch::LaunchError;
 use grpcxx_rpc::{Code, Reason, Status};
+use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::{EngineError, TlsError};
 
 use super::plain::plain_lines;
@@ -48,6 +49,28 @@ impl Exit {
             io::ErrorKind::AddrInUse => Some(Self::AddressInUse),
             io::ErrorKind::PermissionDenied => Some(Self::NoPermission),
             _ => None,
+        }
+    }
+
+    /// What it stands for that a file cannot be read which ends a program with `wrong` if its
+    /// content is wrong: so does what is no regular file, or no text.
+    pub(crate) fn of_file(kind: io::ErrorKind, wrong: Self) -> Self {
+        match kind {
+            io::ErrorKind::PermissionDenied => Self::NoPermission,
+            io::ErrorKind::NotFound
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::InvalidFilename => Self::NoInput,
+            io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => wrong,
+            _ => Self::InputOutput,
+        }
+    }
+
+    /// What it stands for that there is no endpoint map.
+    pub(crate) fn of_map(error: &EndpointMapError) -> Self {
+        match error {
+            EndpointMapError::Missing { .. } => Self::NoInput,
+            EndpointMapError::Unreadable { kind, .. } => Self::of_file(*kind, Self::Config),
+            EndpointMapError::Wrong { .. } => Self::Config,
         }
     }
 
@@ -222,11 +245,10 @@ pub(crate) fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
 }
 
 fn exit_of_io(error: &io::Error, action: FileAction) -> Exit {
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => Exit::NoPermission,
-        io::ErrorKind::NotFound if action == FileAction::Open => Exit::NoInput,
-        io::ErrorKind::InvalidInput if action == FileAction::Open => Exit::Data,
-        _ if action == FileAction::Create => Exit::CannotCreate,
+    match (action, error.kind()) {
+        (FileAction::Open, kind) => Exit::of_file(kind, Exit::Data),
+        (_, io::ErrorKind::PermissionDenied) => Exit::NoPermission,
+        (FileAction::Create, _) => Exit::CannotCreate,
         _ => Exit::InputOutput,
     }
 }

@@ -35,22 +35,21 @@ pub(crate) fn read_cluster(spec: &str) -> Outcome<ClusterSpec> {
     if spec.contains('|') {
         return ClusterSpec::parse(spec).or_exit(Exit::Config);
     }
-    if !Path::new(spec).exists() {
-        return Err(Failure::new(
-            Exit::NoInput,
-            format!(
-                "--cluster-spec is {spec:?}, which is no file and has no `|`; write 'job|host:port;host:port,job2|host:port' or name a JSON file"
-            ),
-        ));
-    }
     let mut text = String::new();
-    open_regular_file(Path::new(spec))
-        .and_then(|file| {
-            file.take(TEXT_BYTES_MAX as u64 + 1)
-                .read_to_string(&mut text)
-        })
-        .or_exit_at(Exit::InputOutput, || {
-            format!("cannot read the cluster spec {spec}")
-        })?;
+    let read = open_regular_file(Path::new(spec)).and_then(|file| {
+        file.take(TEXT_BYTES_MAX as u64 + 1)
+            .read_to_string(&mut text)
+    });
+    if let Err(error) = read {
+        return match Exit::of_file(error.kind(), Exit::Config) {
+            Exit::NoInput => Err(Failure::new(
+                Exit::NoInput,
+                format!(
+                    "--cluster-spec is {spec:?}, which is no file and has no `|`; write 'job|host:port;host:port,job2|host:port' or name a JSON file"
+                ),
+            )),
+            exit => Err(error).or_exit_at(exit, || format!("cannot read the cluster spec {spec}")),
+        };
+    }
     ClusterSpec::from_json(&text).or_exit_at(Exit::Config, || spec.to_owned())
 }

@@ -1,6 +1,8 @@
 use std::net::TcpListener;
 use std::path::Path;
 
+use rustix::fs::{CWD, Mode, mkfifoat};
+
 use super::ports::{held_address, held_port};
 use super::{SERVER, TOOL, options, run, start, text, write_model};
 
@@ -240,6 +242,31 @@ fn the_server_says_which_port_is_taken() {
             case(&arguments(port, "grpc-taken"), 75, number),
         ],
     );
+}
+
+#[test]
+fn what_is_no_regular_file_or_no_text_counts_as_wrong_content() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    std::fs::create_dir(path.join("folder")).unwrap();
+    mkfifoat(CWD, path.join("pipe"), Mode::RUSR | Mode::WUSR).unwrap();
+    std::fs::write(path.join("binary"), b"\xff\xfe\n").unwrap();
+    let place = "--cluster-spec ps|localhost:2222";
+    let mut tool = Vec::new();
+    let mut server = Vec::new();
+    for name in ["folder", "pipe", "binary"] {
+        tool.push(case(&format!("list --cluster-spec {name}"), 78, name));
+        let map = format!("{place} --endpoint-map {name}");
+        tool.push(case(&format!("list {map}"), 78, name));
+        let check = format!("endpoint-map check {name} {place}");
+        tool.push(case(&check, 78, name));
+        tool.push(case(&format!("push {name} --star h:1"), 65, name));
+        let task = "--job-name ps --task-index 0";
+        server.push(case(&format!("{map} {task}"), 78, name));
+        server.push(case(&format!("{place} {task} --load {name}"), 65, name));
+    }
+    check(TOOL, path, tool);
+    check(SERVER, path, server);
 }
 
 #[test]

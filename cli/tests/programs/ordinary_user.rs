@@ -48,3 +48,37 @@ fn threads_that_are_not_to_be_had_are_the_system_s_refusal() {
         assert_eq!(output.status.code(), Some(71), "{limit}: {err}");
     }
 }
+
+#[test]
+fn files_of_each_kind_that_may_not_be_read_are_a_lack_of_permission() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let closed = path("closed");
+    fs::create_dir(&closed).unwrap();
+    fs::write(closed.join("file"), "{}").unwrap();
+    fs::write(path("secret"), "{}").unwrap();
+    for name in ["closed", "secret"] {
+        fs::set_permissions(path(name), Permissions::from_mode(0)).unwrap();
+    }
+    let mut faults = Vec::new();
+    for file in ["secret", "closed/file"] {
+        for arguments in [
+            format!("list --cluster-spec {file}"),
+            format!("list --cluster-spec 'ps|h:1' --endpoint-map {file}"),
+            format!("endpoint-map check {file} --cluster-spec 'ps|h:1'"),
+            format!("push {file} --star h:1"),
+        ] {
+            let script = format!("exec \"$0\" {arguments}");
+            let Some(output) = unprivileged(folder.path(), &script, TOOL) else {
+                return;
+            };
+            let err = text(&output.stderr);
+            if output.status.code() != Some(77) || !err.contains(file) {
+                faults.push(format!("{arguments}: {:?}, {err}", output.status.code()));
+            }
+        }
+    }
+    // Else the folder could not be removed.
+    fs::set_permissions(closed, Permissions::from_mode(0o700)).unwrap();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}

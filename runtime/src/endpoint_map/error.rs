@@ -1,4 +1,5 @@
 use std::fmt;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 /// Why a map cannot be used.
@@ -13,6 +14,8 @@ pub enum EndpointMapError {
     Unreadable {
         /// Where it is.
         path: PathBuf,
+        /// What kind of reason the system has.
+        kind: ErrorKind,
         /// The system's words.
         message: String,
     },
@@ -76,7 +79,7 @@ impl fmt::Display for EndpointMapError {
                 "{}: there is no endpoint map; write one with `grpcxx endpoint-map generate`, or set TF_SEASTAR_ENDPOINT_MAP_PATH to its directory",
                 path.display()
             ),
-            Self::Unreadable { path, message } => {
+            Self::Unreadable { path, message, .. } => {
                 write!(f, "{}: cannot be read: {message}", path.display())
             }
             Self::Wrong { path, problems } => {

@@ -69,8 +69,9 @@ impl EndpointMap {
             ErrorKind::NotFound => EndpointMapError::Missing {
                 path: path.to_owned(),
             },
-            _ => EndpointMapError::Unreadable {
+            kind => EndpointMapError::Unreadable {
                 path: path.to_owned(),
+                kind,
                 message: error.to_string(),
             },
         };

@@ -7,7 +7,6 @@ use grpcxx::topology::Topology;
 use grpcxx_cli::local::HeldPort;
 use grpcxx_runtime::cluster::{ClusterSpec, Protocol, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::endpoint_map::EndpointMapError;
 
 use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
@@ -267,11 +266,10 @@ fn failure(error: ServerError) -> Failure {
         .system_error()
         .and_then(Exit::of_system)
         .unwrap_or(match &error {
-            ServerError::EndpointMap(EndpointMapError::Missing { .. }) => Exit::NoInput,
-            ServerError::Cluster(_)
-            | ServerError::EndpointMap(_)
-            | ServerError::Address(_)
-            | ServerError::Contradiction(_) => Exit::Config,
+            ServerError::EndpointMap(error) => Exit::of_map(error),
+            ServerError::Cluster(_) | ServerError::Address(_) | ServerError::Contradiction(_) => {
+                Exit::Config
+            }
             ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
             ServerError::Engine(error) => Exit::of_engine(error),
             ServerError::StarPort { .. } | ServerError::Control(_) => Exit::System,

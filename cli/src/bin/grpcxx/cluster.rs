@@ -10,7 +10,6 @@ use grpcxx::topology::{MapSource, Topology};
 use grpcxx_rpc::{Code, Status};
 use grpcxx_runtime::cluster::{ClusterSpec, TOOL_JOB, TaskId, TfConfig};
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::policy::Authority;
 use grpcxx_runtime::{Certificates, Client, Engine, EngineOptions, Peer};
 
@@ -79,15 +78,7 @@ impl Cluster {
                 config.endpoint_map_directory.as_deref(),
                 config.star_port_offset,
             )
-            .map_err(|error| {
-                let exit = match &error {
-                    EndpointMapError::Missing { .. } => Exit::NoInput,
-                    EndpointMapError::Unreadable { .. } | EndpointMapError::Wrong { .. } => {
-                        Exit::Config
-                    }
-                };
-                Failure::new(exit, error.to_string())
-            })?;
+            .map_err(|error| Failure::new(Exit::of_map(&error), error.to_string()))?;
             let tasks = topology.tasks().iter().map(|known| Task {
                 name: format!("{}:{}", known.task.job, known.task.index),
                 job: Some(known.task.job.clone()),

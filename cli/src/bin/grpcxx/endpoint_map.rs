@@ -3,7 +3,7 @@ use std::path::Path;
 use std::{fs, io};
 
 use grpcxx_runtime::config::Config;
-use grpcxx_runtime::endpoint_map::{EndpointMap, EndpointMapError, Problem, search, star_port};
+use grpcxx_runtime::endpoint_map::{EndpointMap, Problem, search, star_port};
 use grpcxx_runtime::outgoing_ports_warning;
 use serde::Serialize;
 
@@ -88,14 +88,8 @@ pub(crate) fn check(arguments: &CheckArguments, config: &Config, output: Output)
         arguments.file.as_deref(),
         config.endpoint_map_directory.as_deref(),
     );
-    let map = EndpointMap::read(&path).map_err(|error| {
-        let exit = match &error {
-            EndpointMapError::Missing { .. } => Exit::NoInput,
-            EndpointMapError::Unreadable { .. } => Exit::InputOutput,
-            EndpointMapError::Wrong { .. } => Exit::Config,
-        };
-        Failure::new(exit, error.to_string())
-    })?;
+    let map = EndpointMap::read(&path)
+        .map_err(|error| Failure::new(Exit::of_map(&error), error.to_string()))?;
     let report = map.check(&cluster);
     let texts = |problems: &[Problem]| problems.iter().map(Problem::to_string).collect();
     let star_ports = map.entries().iter().filter_map(|entry| {
