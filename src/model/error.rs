@@ -61,6 +61,8 @@ pub enum FileAction {
     ReadTensor,
     /// Makes a new file, which has no name yet.
     Create,
+    /// Takes the place of what has its name.
+    Replace,
     /// Writes.
     Write,
     /// Gives the finished file a name.
@@ -77,6 +79,7 @@ impl fmt::Display for FileAction {
             Self::ReadHeader => "read the header of",
             Self::ReadTensor => "read a tensor of",
             Self::Create => "create a file beside",
+            Self::Replace => "replace",
             Self::Write => "write",
             Self::Name => "name the finished file",
             Self::Rename => "rename the finished file to",

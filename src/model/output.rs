@@ -1,4 +1,5 @@
 use std::fs::{File, Permissions};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -25,17 +26,15 @@ impl Output {
         // The file that a link leads to is replaced, and not the link, unless it leads nowhere.
         let target = path.canonicalize();
         let path = target.as_deref().unwrap_or(path);
-        let refused = |problem: &str| ModelError::Malformed {
-            path: path.to_owned(),
-            problem: problem.to_owned(),
+        let refused = |problem: &'static str| {
+            let cause = io::Error::new(io::ErrorKind::InvalidInput, problem);
+            Err(ModelError::io(FileAction::Replace, path)(cause))
         };
         if path.is_dir() {
-            return Err(refused("this is a folder; name a file in it"));
+            return refused("it is a folder; name a file in it");
         }
         if path.exists() && !path.is_file() {
-            return Err(refused(
-                "this is a device or a pipe, which no file can replace; name a file",
-            ));
+            return refused("it is a device or a pipe, which no file can replace; name a file");
         }
         let nameless = open(
             folder(path),
@@ -79,7 +78,7 @@ impl Output {
                 builder()
                     .make_in(folder(&self.path), |name| {
                         linkat(CWD, &open_file, CWD, name, AtFlags::SYMLINK_FOLLOW)
-                            .map_err(std::io::Error::from)
+                            .map_err(io::Error::from)
                     })
                     .map_err(failed(FileAction::Name))?
                     .into_temp_path()

@@ -248,7 +248,7 @@ fn exit_of_io(error: &io::Error, action: FileAction) -> Exit {
     match (action, error.kind()) {
         (FileAction::Open, kind) => Exit::of_file(kind, Exit::Data),
         (_, io::ErrorKind::PermissionDenied) => Exit::NoPermission,
-        (FileAction::Create, _) => Exit::CannotCreate,
+        (FileAction::Create | FileAction::Replace, _) => Exit::CannotCreate,
         _ => Exit::InputOutput,
     }
 }

@@ -296,6 +296,9 @@ fn the_tool_refuses_wrong_arguments_and_leaves_no_files() {
     write_model(&path);
     let cluster = start(options(1, 0, std::slice::from_ref(&path)));
     let star = format!("--star {}", cluster.star_address("ps:0").unwrap());
+    let at = |name: &str| folder.path().join(name);
+    std::fs::create_dir(at("folder.safetensors")).unwrap();
+    mkfifoat(CWD, at("pipe.npy"), Mode::RUSR | Mode::WUSR).unwrap();
     let nobody = held_address();
     check(
         TOOL,
@@ -312,6 +315,16 @@ fn the_tool_refuses_wrong_arguments_and_leaves_no_files() {
                 &format!("pull --all -o none/out.safetensors {star}"),
                 73,
                 "none/out.safetensors",
+            ),
+            case(
+                &format!("pull --all -o folder.safetensors {star}"),
+                73,
+                "it is a folder",
+            ),
+            case(
+                &format!("pull ids -o pipe.npy {star}"),
+                73,
+                "it is a device or a pipe",
             ),
             case(
                 &format!("pull nothing.* -o out.safetensors {star}"),
