@@ -1,4 +1,4 @@
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use grpcxx::model::{FileAction, ModelError};
@@ -7,8 +7,8 @@ use grpcxx_rpc::{Code, Reason, Status};
 use grpcxx_runtime::endpoint_map::EndpointMapError;
 use grpcxx_runtime::{EngineError, TlsError};
 
+use super::output::{printed, write_in_time};
 use super::plain::plain_lines;
-use super::write_in_time;
 
 /// Why a program ended, as its exit code; the numbers are those of `sysexits.h` where it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -234,12 +234,14 @@ impl From<Status> for Failure {
 /// ends with [`Exit::Usage`].
 pub(crate) fn parse_arguments<P: clap::Parser>() -> Result<P, ExitCode> {
     P::try_parse().map_err(|error| {
-        // If the terminal is closed there is nobody to tell.
-        let _ = error.print();
+        let written = error.print().and_then(|()| io::stdout().flush());
         if error.use_stderr() {
-            ExitCode::from(Exit::Usage as u8)
-        } else {
-            ExitCode::SUCCESS
+            // If the terminal is closed there is nobody to tell.
+            return ExitCode::from(Exit::Usage as u8);
+        }
+        match printed(written) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failure) => failure.report(P::command().get_name()),
         }
     })
 }

@@ -13,6 +13,5 @@ pub(crate) use exit::{Exit, Failure, OrExit, Outcome, parse_arguments};
 pub(crate) use log::start_log;
 pub(crate) use models::open_model;
 pub(crate) use open_files::raise_open_files;
-pub(crate) use output::write_in_time;
 pub(crate) use settings::{read_cluster, read_config, start_telemetry};
 pub(crate) use signals::Signals;

@@ -5,6 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use super::{Exit, OrExit, Outcome};
+
 /// Writes `text` on a thread of its own and waits a short time for it, since a pipe that nobody
 /// reads takes nothing for ever.
 ///
@@ -40,6 +42,15 @@ pub(crate) fn write_whole(output: &mut impl Write, mut bytes: &[u8]) -> io::Resu
         }
     }
     until_ready(|| output.flush())
+}
+
+/// What came of printing a result to standard output.
+pub(crate) fn printed(result: io::Result<()>) -> Outcome {
+    match result {
+        // Whoever reads only the beginning, as `head` does, has what he wants.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        result => result.or_exit_at(Exit::InputOutput, || "cannot write the result".to_owned()),
+    }
 }
 
 fn until_ready<T>(mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {

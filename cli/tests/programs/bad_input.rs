@@ -1,5 +1,7 @@
+use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::Command;
 
 use rustix::fs::{CWD, Mode, mkfifoat};
 
@@ -267,6 +269,23 @@ fn what_is_no_regular_file_or_no_text_counts_as_wrong_content() {
     }
     check(TOOL, path, tool);
     check(SERVER, path, server);
+}
+
+#[test]
+fn help_and_version_that_a_full_file_does_not_take_are_a_failure() {
+    for (program, name) in [(TOOL, "grpcxx: "), (SERVER, "grpcxx-server: ")] {
+        for (output, code) in [("/dev/full", 74), ("/dev/null", 0)] {
+            for flag in ["--help", "--version", "-h"] {
+                let output = File::options().write(true).open(output).unwrap();
+                let mut command = Command::new(program);
+                let ended = command.arg(flag).stdout(output).output().unwrap();
+                let err = text(&ended.stderr);
+                assert_eq!(ended.status.code(), Some(code), "{name}{flag}: {err}");
+                let says = err.starts_with(name) && err.contains("No space left");
+                assert_eq!(says, code == 74, "{err}");
+            }
+        }
+    }
 }
 
 #[test]

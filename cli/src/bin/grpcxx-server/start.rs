@@ -12,9 +12,10 @@ use crate::allocation::{self, Allocated};
 use crate::arguments::Arguments;
 use crate::supervisor;
 use crate::terminal::log::Log;
+use crate::terminal::output::write_in_time;
 use crate::terminal::{
     Exit, Failure, OrExit, Outcome, Signals, open_model, raise_open_files, read_cluster,
-    read_config, start_log, start_telemetry, write_in_time,
+    read_config, start_log, start_telemetry,
 };
 
 /// Runs the task until it is asked to stop, or one of its shards dies. `prepare` sees it before it

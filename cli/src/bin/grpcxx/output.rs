@@ -3,6 +3,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, presets};
 use serde::Serialize;
 
+use crate::terminal::output::printed;
 use crate::terminal::plain::{plain, plain_lines};
 use crate::terminal::{Exit, OrExit, Outcome};
 
@@ -29,25 +30,19 @@ impl Output {
 
     /// Prints `value` as one line of JSON, or the text that `text` makes.
     pub(crate) fn print(self, value: &impl Serialize, text: impl FnOnce() -> String) -> Outcome {
-        let mut printed = if self.json {
+        let mut text = if self.json {
             serde_json::to_string(value).or_exit_at(Exit::Software, || {
                 "cannot write the result as JSON".to_owned()
             })?
         } else {
             plain_lines(&text())
         };
-        if !printed.is_empty() && !printed.ends_with('\n') {
-            printed.push('\n');
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
         }
         let mut output = io::stdout().lock();
-        match output
-            .write_all(printed.as_bytes())
-            .and_then(|()| output.flush())
-        {
-            // Whoever reads only the beginning, as `head` does, has what he wants.
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            result => result.or_exit_at(Exit::InputOutput, || "cannot write the result".to_owned()),
-        }
+        let written = output.write_all(text.as_bytes());
+        printed(written.and_then(|()| output.flush()))
     }
 }
 
