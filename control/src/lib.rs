@@ -54,6 +54,6 @@ pub use client::{
 };
 
 pub use control::{Alarm, Control, Stopped};
-pub use listener::ControlError;
+pub use listener::{ControlError, listen_advice};
 pub use options::{BadAddress, ControlLimits, ControlOptions};
 pub use taken::TakenTensors;

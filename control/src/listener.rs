@@ -46,12 +46,13 @@ pub(crate) fn listen(
     open().map_err(|cause: io::Error| ControlError::Listen {
         purpose,
         address,
-        advice: advice(address, &cause),
+        advice: listen_advice(address, &cause),
         cause,
     })
 }
 
-fn advice(address: SocketAddr, error: &io::Error) -> String {
+/// What to do if the system refuses to listen on `address`.
+pub fn listen_advice(address: SocketAddr, error: &io::Error) -> String {
     let port = address.port();
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
@@ -108,9 +109,9 @@ mod tests {
     fn missing_rights_and_families_are_explained() {
         let low: SocketAddr = "0.0.0.0:80".parse().unwrap();
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
-        assert!(advice(low, &denied).contains("1024"));
+        assert!(listen_advice(low, &denied).contains("1024"));
         let six: SocketAddr = "[::]:2222".parse().unwrap();
         let family = io::Error::from_raw_os_error(ADDRESS_FAMILY_NOT_SUPPORTED);
-        assert!(advice(six, &family).contains("no IPv6"));
+        assert!(listen_advice(six, &family).contains("no IPv6"));
     }
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use grpcxx_control::{BadAddress, ControlError};
+use grpcxx_control::{BadAddress, ControlError, listen_advice};
 use grpcxx_rpc::Status;
 use grpcxx_runtime::EngineError;
 use grpcxx_runtime::cluster::ClusterError;
@@ -37,7 +37,9 @@ pub enum ServerError {
     Engine(#[from] EngineError),
     /// The engine did not start because its port cannot be had.
     #[error(
-        "the star port {address} cannot be listened on ({cause}); stop the program that has it, or give this task another port in the endpoint map"
+        "the star port {address} cannot be listened on: {}; it comes from the endpoint map, or else \
+         from GRPCXX_STAR_PORT_OFFSET ({cause})",
+        listen_advice(*address, cause)
     )]
     StarPort {
         /// Where it should have listened.
@@ -73,5 +75,33 @@ pub(super) fn explain(error: EngineError, listen: Option<SocketAddr>) -> ServerE
     match (listen, error.listen_error()) {
         (Some(address), Some(cause)) => ServerError::StarPort { address, cause },
         (None, _) | (_, None) => ServerError::Engine(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_star_port_says_what_its_cause_asks_for() {
+        for (port, cause, advice) in [
+            (
+                800,
+                io::ErrorKind::PermissionDenied,
+                "grant CAP_NET_BIND_SERVICE",
+            ),
+            (8000, io::ErrorKind::PermissionDenied, "security module"),
+            (8000, io::ErrorKind::AddrInUse, "sport = :8000"),
+        ] {
+            let error = ServerError::StarPort {
+                address: SocketAddr::from(([127, 0, 0, 1], port)),
+                cause: cause.into(),
+            };
+            let text = error.to_string();
+            assert!(
+                text.contains(advice) && text.contains("endpoint map"),
+                "{text}"
+            );
+        }
     }
 }
