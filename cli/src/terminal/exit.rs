@@ -223,9 +223,15 @@ impl From<Status> for Failure {
             (Code::PermissionDenied | Code::Unauthenticated, _) => Exit::NoPermission,
             _ => Exit::Refused,
         };
-        Self {
+        let is_late = status.reason == Reason::Deadline && status.code != Code::DeadlineExceeded;
+        let failure = Self {
             exit,
             error: status.into(),
+        };
+        match is_late {
+            // The code and the text are those of originals, which do not say it.
+            true => failure.at("the time for the call was over"),
+            false => failure,
         }
     }
 }
@@ -252,5 +258,24 @@ fn exit_of_io(error: &io::Error, action: FileAction) -> Exit {
         (_, io::ErrorKind::PermissionDenied) => Exit::NoPermission,
         (FileAction::Create | FileAction::Replace, _) => Exit::CannotCreate,
         _ => Exit::InputOutput,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_whose_time_is_over_before_there_is_a_connection_say_so() {
+        let late = Status::new(Code::Internal, "Seastar channel: unknown error");
+        let failure = Failure::from(late.clone().because(Reason::Deadline));
+        assert_eq!(failure.exit(), Exit::Unavailable);
+        let text = failure.message();
+        assert!(
+            text.starts_with("the time for the call was over: "),
+            "{text}"
+        );
+        let text = Failure::from(late.because(Reason::NoConnection)).message();
+        assert!(!text.contains("time"), "{text}");
     }
 }
