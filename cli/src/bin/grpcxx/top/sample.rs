@@ -404,6 +404,28 @@ grpcxx_request_seconds_bucket{method=\"Ping\",medium=\"shm\",shard=\"0\",le=\"+I
     }
 
     #[test]
+    fn the_page_of_the_tools_has_all_fields() {
+        let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
+        let page = std::fs::read_to_string(page).unwrap();
+        let row = page
+            .lines()
+            .find(|line| line.starts_with("| `top "))
+            .unwrap();
+        let (of_task, of_shards) = row.split_once("shards: [{").unwrap();
+        let rates = serde_json::to_value(rates(BEFORE, AFTER)).unwrap();
+        for (fields, told) in [
+            (&rates, [of_task, "shards"].join(" ")),
+            (&rates["shards"][0], of_shards.to_owned()),
+        ] {
+            let is_end = |letter: char| letter != '_' && !letter.is_ascii_alphanumeric();
+            let told: Vec<&str> = told.split(is_end).collect();
+            for field in fields.as_object().unwrap().keys() {
+                assert!(told.contains(&field.as_str()), "{field}");
+            }
+        }
+    }
+
+    #[test]
     fn rates_and_quantiles_are_those_of_the_interval() {
         let rates = rates(BEFORE, AFTER);
         assert_eq!(rates.requests_per_second, 100.0);
