@@ -284,11 +284,17 @@ fn read_npy(
         };
     }
     let (record, offset) = npy_header::parse(&start, file_bytes).map_err(|flaw| at(path, flaw))?;
-    let name = path
-        .file_stem()
-        .map(|name| name.to_string_lossy().into_owned());
+    // Two names that differ in such bytes alone would become one.
+    let Some(name) = path.file_stem().unwrap_or_default().to_str() else {
+        return Err(ModelError::Malformed {
+            path: path.to_owned(),
+            problem:
+                "the array would have the name of this file, which is no UTF-8; rename the file"
+                    .to_owned(),
+        });
+    };
     Ok(Some(Entry {
-        name: name.unwrap_or_default(),
+        name: name.to_owned(),
         meta: meta(record.dtype, record.shape, record.end),
         file: index,
         offset,
@@ -324,6 +330,9 @@ const SKIPPED_SHOWN: usize = 16;
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+
     use super::*;
     use proptest::prelude::*;
 
@@ -438,6 +447,21 @@ mod tests {
             (DType::UInt16, &[2, 1][..])
         );
         assert_eq!(model.read(entry).unwrap().data, tensor.data);
+    }
+
+    #[test]
+    fn a_name_that_is_no_text_names_no_array() {
+        let folder = tempfile::tempdir().unwrap();
+        let tensor = Tensor::new(DType::UInt8, Shape::new(&[1]).unwrap(), vec![7]).unwrap();
+        let path = folder.path().join(OsStr::from_bytes(b"a\xff.npy"));
+        crate::model::write_npy(&path, "any", &tensor).unwrap();
+        let text = Model::open(&[&path]).unwrap_err().to_string();
+        assert!(text.contains("no UTF-8; rename the file"), "{text}");
+        // Tensors of other files have names of their own.
+        std::fs::write(&path, image(TWO, &[1, 2, 3, 4])).unwrap();
+        let other = path.with_extension("safetensors");
+        std::fs::rename(path, &other).unwrap();
+        assert_eq!(Model::open(&[other]).unwrap().entries().len(), 2);
     }
 
     #[test]
