@@ -12,7 +12,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ._ranks import Place, RankError, from_environment
+from .._status import Code, Error
+from ._ranks import Place, RankError, from_environment, inherited, leave_to_descendants
 
 if TYPE_CHECKING:
     from ..group import Group
@@ -21,7 +22,7 @@ __all__ = ["group", "local_rank", "rank", "size"]
 
 
 def rank() -> int:
-    """The number of this process among those of the job, from 0."""
+    """The number of this process among those of the job, from 0; in a worker, that of the rank that started it."""
     return _place().rank
 
 
@@ -45,20 +46,27 @@ def group() -> Group:
     """The group of all ranks, which this process joins with the first call."""
     global _is_asked_for
     _is_asked_for = True
-    return _joined(_place())
+    place = _place()
+    if place.is_inherited:
+        raise Error(
+            Code.FAILED_PRECONDITION,
+            f"this process was started by rank {place.rank}, which is in the group itself: use the group there",
+        )
+    return _joined(place)
 
 
 def _join(place: Place) -> Group:
     """Joins as this rank; what `rank`, `size` and `group` tell from now on."""
     global _current
     _current = place
+    leave_to_descendants(place)
     return _joined(place)
 
 
 def _place() -> Place:
     global _current
     if _current is None:
-        _current = from_environment() or Place(0, 1, "127.0.0.1:0", 0)
+        _current = inherited() or from_environment() or Place(0, 1, "127.0.0.1:0", 0)
     return _current
 
 

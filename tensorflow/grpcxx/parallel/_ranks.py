@@ -29,6 +29,8 @@ class Place:
     """How many seconds the ranks may take to meet."""
     launcher: str = ""
     """Who has set the variables."""
+    is_inherited: bool = False
+    """Whether another process is this rank, and has started this one."""
 
 
 def from_environment(environment: Mapping[str, str] = os.environ, size: int | None = None) -> Place | None:
@@ -47,6 +49,32 @@ def from_environment(environment: Mapping[str, str] = os.environ, size: int | No
                 raise RankError(f"{place.launcher} tells rank {place.rank} of {place.size}, which cannot be")
             return place if place.local_rank is not None else replace(place, local_rank=local_rank(environment))
     return None
+
+
+def leave_to_descendants(place: Place) -> None:
+    """Tells the processes that this rank starts its place: a worker that is spawned begins without its memory."""
+    told = [place.rank, place.size, place.local_rank, place.launcher]
+    os.environ[_INHERITED] = json.dumps({"place": told, "beside": _told()})
+
+
+def inherited() -> Place | None:
+    """The place of the rank that has started this process, unless a launcher between them has set others."""
+    text = os.environ.get(_INHERITED)
+    if text is None:
+        return None
+    left = json.loads(text)
+    if left["beside"] != _told():
+        return None
+    rank, size, local, launcher = left["place"]
+    return Place(rank, size, "", local, launcher=launcher, is_inherited=True)
+
+
+def _told() -> str:
+    """What the variables of launchers tell, or why they tell nothing."""
+    try:
+        return repr(from_environment())
+    except RankError as error:
+        return str(error)
 
 
 def local_rank(environment: Mapping[str, str]) -> int | None:
@@ -156,6 +184,9 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
         raise RankError(f"{name} is {text!r}, which is no number")
     return int(text)
 
+
+# Launchers do not read it: a job that a rank starts has ranks of its own.
+_INHERITED = "_GRPCXX_PLACE"
 
 _NUMBERED = (
     ("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
