@@ -23,7 +23,7 @@ class DataParallel(torch.nn.Module):
     All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
     buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
     a rank has not used counts as zero there, and one that no rank has used keeps the gradient it has, or none.
-    Parameters may be frozen and thawed, added and taken out, on all ranks alike. Forward passes without gradients share
+    Parameters may be frozen and thawed, added and taken out, and get another type, on all ranks alike. Forward passes without gradients share
     nothing, so one rank may make some alone, and checkpoints may hold the whole model: what a reentrant one runs keeps
     the buffers of its rank. The model may lie on a GPU: its gradients go
     through pinned memory of the CPU. Move it there before, since its parameters stay where they are found here.
@@ -49,6 +49,7 @@ class DataParallel(torch.nn.Module):
         self._next = 0
         self._shared: set[torch.nn.Parameter] = set()
         self._wanted: list[torch.nn.Parameter] = []
+        self._arrangement: list[tuple[Any, ...]] = []
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
         # What adds to a gradient lives only as long as somebody keeps it.
@@ -90,16 +91,21 @@ class DataParallel(torch.nn.Module):
                 _broadcast(self._group, parameter)
                 self._shared.add(parameter)
         for parameter in self._arrange():
-            if parameter not in self._accumulators:
+            # A parameter that changes its type, as by `half()`, gets a new accumulator. Where gradients are off,
+            # nothing leads to it.
+            with torch.enable_grad():
                 accumulator = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+            if accumulator is not self._accumulators.get(parameter):
                 accumulator.register_hook(self._hook(parameter))
                 self._accumulators[parameter] = accumulator
 
     def _arrange(self) -> list[torch.nn.Parameter]:
         """Puts the parameters that require gradients now into buckets, and returns them."""
         wanted = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        if [*map(id, wanted)] != [*map(id, self._wanted)]:
-            self._wanted = wanted
+        arrangement = [(id(one), one.dtype, one.device, one.shape) for one in wanted]
+        if arrangement != self._arrangement:
+            # Parameters that are gone leave their numbers to others, unless they are kept.
+            self._wanted, self._arrangement = wanted, arrangement
             self._buckets = _buckets(wanted, self._bucket_bytes)
             self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         return wanted

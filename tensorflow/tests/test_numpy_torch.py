@@ -119,6 +119,48 @@ def test_a_layer_that_is_added_after_the_model_was_wrapped_is_that_of_rank_0():
         assert torch.equal(first, second)
 
 
+def there_and_back(model):
+    model.half()
+    model.float()
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+@pytest.mark.parametrize("change", [torch.nn.Module.double, torch.nn.Module.bfloat16, there_and_back])
+def test_a_model_that_gets_another_type_after_it_was_wrapped_has_the_gradients_of_all(change, is_used):
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.Linear(2, 1)
+        wrapped = grpcxx.torch.DataParallel(model, group=group)
+        if is_used:
+            wrapped(torch.ones(1, 2)).sum().backward()
+            model.zero_grad(set_to_none=True)
+        change(wrapped)
+        x = torch.full((1, 2), (group.rank + 1) / 3, dtype=model.weight.dtype)
+        wrapped(x).sum().backward()
+        return model.weight
+
+    for weight in of_ranks(code):
+        # A third travels in its own type, and not in a narrower one.
+        exact = 2 * torch.finfo(weight.dtype).eps
+        torch.testing.assert_close(weight.grad, torch.full_like(weight, 0.5), rtol=exact, atol=0)
+
+
+def test_a_model_may_be_wrapped_where_no_gradients_are_taken():
+    import grpcxx.torch
+
+    def code(group):
+        model = torch.nn.Linear(2, 1)
+        # Each thread has a mode of its own.
+        with torch.no_grad():
+            wrapped = grpcxx.torch.DataParallel(model, group=group)
+        wrapped(torch.full((1, 2), group.rank + 1.0)).sum().backward()
+        return model.weight.grad
+
+    for found in of_ranks(code):
+        assert found.tolist() == [[1.5, 1.5]]
+
+
 @pytest.mark.parametrize("how", ["frozen", "unused"])
 def test_what_no_rank_has_used_is_not_moved_by_an_optimizer(how):
     import grpcxx.torch
