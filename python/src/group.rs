@@ -227,8 +227,8 @@ impl Group {
     }
 
     /// Takes the place of an operation that cannot begin here.
-    fn refuse(&self, py: Python<'_>) -> PyResult<()> {
-        let group = self.open(py)?;
+    fn refuse(&self, py: Python<'_>, tag: u16) -> PyResult<()> {
+        let group = self.open(py)?.with_tag(tag);
         py.detach(|| group.refuse());
         Ok(())
     }

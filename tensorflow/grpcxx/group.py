@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import socket
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -12,6 +13,9 @@ import numpy as np
 
 from ._engine import Engine, checked
 
+# Tags of models but the first: below those of `grpcxx.parallel`, far from those that programs count up from 0, and a
+# part of the 1,024 that a group can have. Models that share one are no more used together by then.
+_MODEL_TAGS = range(65533, 65533 - 256, -1)
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -61,6 +65,7 @@ class Group:
         self.rank = rank
         self.size = size
         self.name = name
+        self._model_tags = itertools.chain([0], itertools.cycle(_MODEL_TAGS))
         listen = listen or _listen(rank, rendezvous, address)
         # Threads wait for operations, and turn the shard meanwhile. What peers without extensions still send is taken
         # for some seconds; ranks have them, and one that hangs before it says so is not worth the time.
@@ -119,9 +124,13 @@ class Group:
         """Ends when all ranks have called it."""
         return self._run("barrier", _NOTHING, "sum", 0, tag, None, async_)
 
-    def _refuse(self) -> None:
+    def _refuse(self, tag: int) -> None:
         """Takes the place of an operation that this rank cannot begin, though others may."""
-        self._native.refuse()
+        self._native.refuse(tag)
+
+    def _model_tag(self) -> int:
+        """The tag of the next model whose gradients the ranks combine: all of them make models in one order."""
+        return next(self._model_tags)
 
     def check(self) -> None:
         """Raises `grpcxx.Error` if the group is over: what its next operation would raise."""

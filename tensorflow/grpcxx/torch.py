@@ -42,6 +42,8 @@ class DataParallel(torch.nn.Module):
         _check_devices(module)
         self.module = module
         self._group = group or parallel.group()
+        # A backward pass may end buckets of several models, on each rank in another order.
+        self._tag = self._group._model_tag()
         self._bucket_bytes = bucket_mib << 20
         self._broadcast_buffers = broadcast_buffers
         self._is_synchronous = True
@@ -141,7 +143,7 @@ class DataParallel(torch.nn.Module):
     def _begin_whole(self) -> None:
         """Begins buckets that have all of their gradients, on all ranks in the same order."""
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._buckets[self._next].begin(self._group)
+            self._buckets[self._next].begin(self._group, self._tag)
             self._next += 1
 
     def _abandon(self) -> None:
@@ -150,7 +152,7 @@ class DataParallel(torch.nn.Module):
             bucket.forget()
         # Other ranks may have begun those that are missing: what comes next here must not meet them.
         for _ in self._buckets[self._next :]:
-            self._group._refuse()
+            self._group._refuse(self._tag)
         self._reset()
 
     def _reset(self) -> None:
@@ -162,7 +164,7 @@ class DataParallel(torch.nn.Module):
         """Ends a backward pass."""
         try:
             while self._next < len(self._buckets):
-                self._buckets[self._next].begin(self._group)
+                self._buckets[self._next].begin(self._group, self._tag)
                 self._next += 1
             for bucket in self._buckets:
                 bucket.end()
@@ -194,7 +196,7 @@ class _Bucket:
         )
         self._future: Future[Any] | None = None
 
-    def begin(self, group: Group) -> None:
+    def begin(self, group: Group, tag: int) -> None:
         self.has_begun = True
         parts, marks = self._parts(self._sent)
         found = []
@@ -206,7 +208,8 @@ class _Bucket:
             else:
                 part.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
         marks.copy_(torch.tensor(found))
-        self._future = group.all_reduce(as_array(self._sent), "mean", out=as_array(self._received), async_=True)
+        sent, received = as_array(self._sent), as_array(self._received)
+        self._future = group.all_reduce(sent, "mean", out=received, tag=tag, async_=True)
 
     def end(self) -> None:
         self._future.result()

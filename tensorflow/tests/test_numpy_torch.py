@@ -419,6 +419,38 @@ def test_models_elsewhere_than_on_the_cpu_and_gpus_are_refused_by_name():
         grpcxx.torch.DataParallel(model)
 
 
+class Parts(torch.nn.Module):
+    """Two parameters, of which a pass may use the first alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+
+    def forward(self, uses_both):
+        return self.first + self.second if uses_both else self.first
+
+
+def test_models_of_one_backward_pass_keep_their_gradients_apart():
+    import grpcxx.torch
+
+    def code(group):
+        one, other = (grpcxx.torch.DataParallel(Parts(), group=group) for _ in range(2))
+        # One rank ends the bucket of one model first, and the other that of the other.
+        (one(group.rank == 1) + 10 * other(group.rank == 0)).backward()
+        return [parameter.grad.item() for model in (one, other) for parameter in model.parameters()]
+
+    assert of_ranks(code) == [[1.0, 0.5, 10.0, 5.0]] * 2
+
+
+def test_more_models_than_a_group_has_tags_for_train_one_after_the_other():
+    import grpcxx
+    import grpcxx.torch
+
+    with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
+        for _ in range(1030):
+            grpcxx.torch.DataParallel(torch.nn.Linear(1, 1), group=group)(torch.ones(1, 1)).sum().backward()
+
+
 def test_a_backward_pass_that_fails_is_forgotten(monkeypatch):
     import grpcxx
     import grpcxx.torch
@@ -451,6 +483,8 @@ def test_a_rank_whose_backward_pass_failed_is_not_taken_for_the_next_one():
 
     def code(group):
         torch.manual_seed(0)
+        # Another model has the first tag.
+        grpcxx.torch.DataParallel(torch.nn.Linear(1, 1), group=group)
         layers = torch.nn.Sequential(torch.nn.Linear(600, 600), torch.nn.Linear(600, 600))
         model = grpcxx.torch.DataParallel(layers, group=group, bucket_mib=1)
         output = model(torch.ones(1, 600))
