@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def shards(
     The end of the name tells the kind of a file: .csv, .parquet, .arrow and .feather (by pyarrow), .npy (whose only
     column is `array`), .safetensors, .h5 and .hdf5 (by h5py), .nc (by h5netcdf). No more is read at
     once than a batch, a row group of Parquet, or a batch of all ranks of CSV. Columns are all that the files have,
-    or those that are named; one that a file does not have is an error.
+    or those that are named; one that a file does not have, or has with another type, is an error.
     """
     rank, size = _place(rank, size, batch_rows)
     files = sorted(glob.glob(os.fspath(path))) if glob.has_magic(os.fspath(path)) else [os.fspath(path)]
@@ -132,9 +132,12 @@ def _place(rank: int | None, size: int | None, batch_rows: int) -> tuple[int, in
 def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None) -> Iterator[Batch]:
     """Batches of files that tell how many rows they have; no others are read."""
     ends: list[int] = []
+    form = _Form()
     for file in files:
         with _kind(file)(file, columns) as table:
             ends.append((ends[-1] if ends else 0) + table.rows)
+            if table.rows:
+                form.check(file, table.columns())
     now, opened = None, None
     try:
         for start, stop in _ranges(ends[-1], rank, size, batch_rows):
@@ -179,9 +182,10 @@ def _streamed(
 ) -> Iterator[Batch]:
     """Batches of files that must be read from the beginning."""
     kept: list[Batch] = []
-    rows, has_given = 0, False
+    rows, has_given, form = 0, False, _Form()
     for file in files:
         for part in _Csv(file, columns).parts():
+            form.check(file, part)
             kept.append(part)
             rows += _rows(part)
             if rows < batch_rows * size:
@@ -215,10 +219,42 @@ def _check_columns(path: str, missing: Sequence[str], found: Iterable[str]) -> N
         raise KeyError(f"{path} has no {missing[0]!r}; it has {', '.join(sorted(found)[:20])}")
 
 
+class _Form:
+    """Holds all files to the columns of the first one: they are one table, of which each rank takes other rows."""
+
+    def __init__(self):
+        self._first = ""
+        self._found: dict[str, str] = {}
+
+    def check(self, path: str, columns: Mapping[str, Any]) -> None:
+        """Refuses a file whose columns have other names, types or dimensions than those of the first."""
+        found = {name: _type_of(column) for name, column in columns.items()}
+        if not self._first:
+            self._first, self._found = path, found
+        for name in sorted(self._found.keys() | found.keys()):
+            own, other = (form.get(name, "no such column") for form in (found, self._found))
+            if own != other:
+                raise ValueError(
+                    f"{path} has {own} for {name!r}, and {self._first} has {other}, but all files are one table; give"
+                    " them the same columns and types, or name other columns by columns="
+                )
+
+
+def _type_of(column: Any) -> str:
+    """The type and the dimensions of each row. Texts are of one type, however long they may be."""
+    dtype = column.dtype
+    told = {"S": "bytes", "U": "str"}.get(dtype.kind) or str(dtype.newbyteorder("="))
+    return f"{told} of shape {list(column.shape[1:])}" if len(column.shape) > 1 else told
+
+
 class _Table:
     """One file. `rows` says how many it has."""
 
     rows: int
+
+    def columns(self) -> Mapping[str, Any]:
+        """What has the type and the shape of each column."""
+        raise NotImplementedError
 
     def __enter__(self):
         return self
@@ -246,6 +282,9 @@ class _Arrays(_Table):
             raise ValueError(f"{path}: {told or 'there are no rows'}; name columns that belong together by columns=")
         self.rows = next(iter(lengths.values()))
         self._found = {name: found[name][0] for name in lengths}
+
+    def columns(self) -> Mapping[str, Any]:
+        return self._found
 
     def read(self, start: int, stop: int) -> Batch:
         return {name: np.array(array[start:stop]) for name, array in self._found.items()}
@@ -313,6 +352,9 @@ class _Parts(_Table):
             start, at = end, at + 1
         return _joined(parts)
 
+    def columns(self) -> Mapping[str, Any]:
+        return _numpy(self._none(), self._path, 0)
+
     def close(self) -> None:
         self._kept = -1, None
         self._file.close()
@@ -322,6 +364,10 @@ class _Parts(_Table):
         raise NotImplementedError
 
     def _part(self, at: int) -> Any:
+        raise NotImplementedError
+
+    def _none(self) -> Any:
+        """A part without rows, for which nothing but the schema is read."""
         raise NotImplementedError
 
 
@@ -337,6 +383,9 @@ class _Parquet(_Parts):
     def _part(self, at):
         return self._file.read_row_group(at, columns=self._columns)
 
+    def _none(self):
+        return self._file.read_row_groups([], columns=self._columns)
+
 
 def _begins(name: str, paths: list[str]) -> bool:
     return any(f"{path}.".startswith(f"{name}.") for path in paths)
@@ -351,7 +400,12 @@ class _Arrow(_Parts):
         return [self._reader.get_batch(at).num_rows for at in range(self._reader.num_record_batches)]
 
     def _part(self, at):
-        part = self._reader.get_batch(at)
+        return self._chosen(self._reader.get_batch(at))
+
+    def _none(self):
+        return self._chosen(self._reader.schema.empty_table())
+
+    def _chosen(self, part: Any) -> Any:
         return part if self._columns is None else part.select(self._columns)
 
 

@@ -103,6 +103,45 @@ def test_columns_that_a_file_does_not_have_are_refused(tmp_path, kind):
         next(shards(tmp_path / f"a.{kind}", 0, 1, columns=["array" if kind == "npy" else "x", "typo"]))
 
 
+OTHERS = {
+    "one is missing": (lambda data: {"x": data["x"]}, r"b\.\w+ has no such column for 'y', and .*a\.\w+ has int64"),
+    "one is new": (lambda data: {**data, "z": data["y"]}, r"b\.\w+ has int64 for 'z', and .*a\.\w+ has no such column"),
+    "one has another type": (lambda data: {**data, "y": data["x"]}, r"b\.\w+ has float\d+ for 'y', .*has int64"),
+}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "npy"])
+@pytest.mark.parametrize("batch_rows", [2, 3])
+@pytest.mark.parametrize("other", OTHERS)
+def test_files_of_other_columns_than_the_first_are_refused_by_name(tmp_path, kind, batch_rows, other):
+    change, text = OTHERS[other]
+    write = KINDS[kind] if kind != "csv" else write_csv_of_any
+    write(tmp_path / f"a.{kind}", columns(0, 4))
+    write(tmp_path / f"b.{kind}", change(columns(4, 8)))
+    with pytest.raises(ValueError, match=text):
+        list(shards(tmp_path / f"*.{kind}", 0, 1, batch_rows=batch_rows))
+    # What they share is one table.
+    found = shards(tmp_path / f"*.{kind}", 0, 1, batch_rows=batch_rows, columns=["x"])
+    assert sum(len(batch["x"]) for batch in found) == 8
+
+
+def write_csv_of_any(path, data):
+    pytest.importorskip("pyarrow")
+    rows = [",".join(map(str, row)) for row in zip(*data.values())]
+    path.write_text("\n".join([",".join(data), *rows]))
+
+
+def test_files_without_rows_have_any_columns_and_texts_any_length(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((0, 7)))
+    np.save(tmp_path / "b.npy", np.array(["one", "two"]))
+    np.save(tmp_path / "c.npy", np.array(["three"]))
+    (batch,) = shards(tmp_path / "*.npy", 0, 1)
+    assert batch["array"].tolist() == ["one", "two", "three"]
+    np.save(tmp_path / "d.npy", np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"d\.npy has float64 of shape \[3\] for 'array', and .*b\.npy has str"):
+        next(shards(tmp_path / "*.npy", 0, 1))
+
+
 def test_columns_of_parquet_are_named_by_their_beginning_too(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     table = arrow.table({"pair": [{"a": 1, "b": 2}] * 4, "y": [1] * 4})
