@@ -440,33 +440,41 @@ def _numpy(part: Any, path: str, first_row: int) -> Batch:
             batch[name] = _rows_of(arrow, column)
         except _NullRow as null:
             raise ValueError(
-                f"{path}: row {first_row + null.row} of column {name!r} has a null where each row has a list of"
-                f" {null.length}, and an array has no place for that; leave such rows out of the file, fill them in,"
-                " or name other columns by columns="
+                f"{path}: row {first_row + null.row} of column {name!r} has a null where each row has {null.wanted},"
+                " and an array has no place for that; leave such rows out of the file, fill them in, or name other"
+                " columns by columns="
             ) from None
     return batch
 
 
 class _NullRow(Exception):
-    """A row of lists of one length that has none."""
+    """A row that has a null where an array has no place for one."""
 
-    def __init__(self, row: int, length: int):
+    def __init__(self, row: int, wanted: str):
         super().__init__(row)
-        self.row, self.length = row, length
+        self.row, self.wanted = row, wanted
+
+    @classmethod
+    def first_of(cls, column: Any, wanted: str) -> _NullRow:
+        return cls(int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]), wanted)
 
 
 def _rows_of(arrow: Any, column: Any) -> np.ndarray:
     """A column of pyarrow as an array with a row for each of its own."""
     if not arrow.types.is_fixed_size_list(column.type):
-        return column.to_numpy(zero_copy_only=False)
+        array = column.to_numpy(zero_copy_only=False)
+        # Beside a null, integers would become floating point and lose digits, and other ranks would have another type.
+        if column.null_count and array.dtype != column.slice(0, 0).to_numpy(zero_copy_only=False).dtype:
+            raise _NullRow.first_of(column, f"a value of {column.type}")
+        return array
     length = column.type.list_size
     if column.null_count:
-        raise _NullRow(int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]), length)
+        raise _NullRow.first_of(column, f"a list of {length}")
     try:
         # It begins where a slice does, and leaves lists out that are null.
         values = _rows_of(arrow, column.flatten())
     except _NullRow as null:
-        raise _NullRow(null.row // length, null.length) from None
+        raise _NullRow(null.row // length, null.wanted) from None
     return values.reshape(len(column), length, *values.shape[1:])
 
 

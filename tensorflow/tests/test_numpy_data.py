@@ -256,6 +256,56 @@ def test_rows_without_a_list_are_refused_by_number(tmp_path, kind, nulls):
     assert rows == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+NULLS = {
+    "int64": [2**53 + 1, 2**53 + 3, None, 2**53 + 5],
+    "uint8": [1, 2, None, 3],
+    "bool": [True, False, None, True],
+    "list of 1 of int64": [[2**53 + 1], [2], [None], [3]],
+    "dictionary of int64": [2**53 + 1, 2, None, 3],
+}
+
+
+def write_column(path, name, values):
+    """A file whose only column has a type of this name."""
+    arrow = pytest.importorskip("pyarrow")
+    types = {
+        "list of 1 of int64": lambda: arrow.list_(arrow.int64(), 1),
+        "date": arrow.date32,
+        "dictionary of int64": lambda: arrow.dictionary(arrow.int32(), arrow.int64()),
+    }
+    of = types.get(name, lambda: arrow.type_for_alias(name))()
+    pytest.importorskip("pyarrow.parquet").write_table(arrow.table({"id": arrow.array(values, of)}), path)
+
+
+@pytest.mark.parametrize("kind", NULLS)
+def test_nulls_for_which_a_type_has_no_value_are_refused_by_row(tmp_path, kind):
+    write_column(tmp_path / "a.parquet", kind, NULLS[kind])
+    (first,) = {tuple(np.ravel(batch["id"])) for batch in shards(tmp_path / "a.parquet", 0, 2, batch_rows=2)}
+    assert first == tuple(np.ravel(NULLS[kind][:2]))
+    with pytest.raises(ValueError, match=r"a\.parquet: row 2 of column 'id' has a null where each row has a value of"):
+        list(shards(tmp_path / "a.parquet", 1, 2, batch_rows=2))
+
+
+def test_integers_of_csv_keep_their_digits_beside_an_empty_cell(tmp_path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text(f"id,x\n{2**53 + 1},1\n,2\n")
+    with pytest.raises(ValueError, match=r"a\.csv: row 1 of column 'id' has a null where each row has a value of int64"):
+        list(shards(tmp_path / "a.csv", 0, 1))
+    (batch,) = shards(tmp_path / "a.csv", 0, 1, columns=["x"])
+    assert batch["x"].tolist() == [1, 2]
+
+
+def test_nulls_of_floating_point_texts_and_dates_have_a_value(tmp_path):
+    for kind, values, expected in [
+        ("float32", [0.5, None], ["0.5", "nan"]),
+        ("string", ["a", None], ["a", "None"]),
+        ("date", [0, None], ["1970-01-01", "NaT"]),
+    ]:
+        write_column(tmp_path / "a.parquet", kind, values)
+        (batch,) = shards(tmp_path / "a.parquet", 0, 1)
+        assert [*map(str, batch["id"])] == expected
+
+
 @pytest.mark.parametrize("kind", LISTS)
 def test_lists_of_lists_are_rows_of_matrices(tmp_path, kind):
     path = tmp_path / f"data.{kind}"
