@@ -64,6 +64,7 @@ def images(
 
     A batch has `image`, bytes of the shape rows, height, width, channels, and where there are folders `label`, their
     numbers in the order of their names. Pillow reads the files and converts them to its `mode`: `RGB`, `L`, `RGBA`.
+    Values of 16 and 32 bits need one that holds them: `I;16`, `I` or `F`.
     With `shape`, height and width, all are resized; without, all must be as large. The ranks divide the images as those
     of `shards` divide rows: in the order of their names, or in one that `seed` draws, which all ranks give alike;
     another one for each epoch.
@@ -110,6 +111,9 @@ def _images(
 def _image(pillow: Any, path: str, shape: tuple[int, int] | None, mode: str) -> np.ndarray:
     try:
         with pillow.open(path) as image:
+            # Pillow would cut off what does not fit.
+            if _depth(image.mode) > _depth(mode):
+                raise ValueError(f"its values have more bits than {mode!r} holds; say mode={image.mode!r} to keep them")
             converted = image.convert(mode)
     except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as an image: {error}") from error
@@ -117,6 +121,11 @@ def _image(pillow: Any, path: str, shape: tuple[int, int] | None, mode: str) -> 
         converted = converted.resize((shape[1], shape[0]), pillow.Resampling.BILINEAR)
     array = np.asarray(converted)
     return array if array.ndim == 3 else array[:, :, np.newaxis]
+
+
+def _depth(mode: str) -> int:
+    """The place of a mode of Pillow among those of 8, 16 and 32 bits, and floating point."""
+    return next((depth for depth, name in ((1, "I;16"), (2, "I"), (3, "F")) if mode.startswith(name)), 0)
 
 
 def _place(rank: int | None, size: int | None, batch_rows: int) -> tuple[int, int]:

@@ -369,6 +369,21 @@ def test_images_of_several_sizes_are_resized_or_named(tmp_path):
         list(images(tmp_path / "even", 0, 1))
 
 
+@pytest.mark.parametrize("dtype, mode", [(np.uint16, "I;16"), (np.int32, "I"), (np.float32, "F")])
+def test_images_of_more_than_8_bits_keep_their_values_or_are_refused(tmp_path, dtype, mode):
+    pillow = pytest.importorskip("PIL.Image")
+    values = np.array([[300, 40000]], dtype)
+    pillow.fromarray(values).save(tmp_path / "deep.tif")
+    modes = ["L", "RGB", "I;16", "I", "F"]
+    enough = modes.index(mode)
+    for narrow in modes[:enough]:
+        with pytest.raises(ValueError, match=f"deep.tif .* more bits than '{narrow}' holds; say mode='{mode}'"):
+            list(images(tmp_path, 0, 1, mode=narrow))
+    for wide in modes[enough:]:
+        (batch,) = images(tmp_path, 0, 1, mode=wide)
+        assert (batch["image"][0, :, :, 0] == values).all()
+
+
 def test_what_is_no_image_is_named(tmp_path):
     pytest.importorskip("PIL.Image")
     with pytest.raises(FileNotFoundError, match="holds no images; their names end with"):
