@@ -361,15 +361,48 @@ def test_training_goes_on_when_nobody_reads_what_it_says(tmp_path):
     assert launcher.returncode == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_job_that_is_stopped_ends_as_a_shell_says(tmp_path, number):
     path = script(tmp_path, "import time\nprint('here', flush=True)\ntime.sleep(100)\n")
     # Who starts tests in the background may have had SIGINT ignored, which programs inherit.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
+    command = ["env", "--default-signal=INT,HUP", sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout.readline() == "here\n"
         launcher.send_signal(number)
         assert launcher.wait(60) == 128 + number
+
+
+# Ranks that ignore SIGTERM. What rank 0 has started holds standard output open.
+STAYS = """
+import signal, subprocess
+from grpcxx import parallel
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen(["sleep", "1000"])
+parallel.group().barrier()
+if parallel.rank() == 0:
+    print("here", flush=True)
+child.wait()
+"""
+
+
+def test_nothing_stays_of_a_job_whose_terminal_is_closed(tmp_path):
+    command = ["env", "--default-signal=HUP", sys.executable, "-m", "grpcxx.parallel", "-n", "2"]
+    with subprocess.Popen([*command, script(tmp_path, STAYS)], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "here\n"
+        launcher.send_signal(signal.SIGHUP)
+        assert launcher.wait(60) == 128 + signal.SIGHUP
+        assert select.select([launcher.stdout], [], [], 60)[0] and launcher.stdout.read() == ""
+
+
+def test_a_job_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path):
+    path = script(tmp_path, "from grpcxx import parallel\nparallel.group()\nprint('here', flush=True)\nprint(input())")
+    command = ["env", "--ignore-signal=HUP", sys.executable, "-m", "grpcxx.parallel", "-n", "1", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout.readline() == "here\n"
+        launcher.send_signal(signal.SIGHUP)
+        assert launcher.communicate("on\n", timeout=60)[0] == "on\n"
+    assert launcher.returncode == 0
 
 
 def test_a_job_that_is_stopped_while_it_ends_does_not_begin_again(tmp_path, monkeypatch):

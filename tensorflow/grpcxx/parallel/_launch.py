@@ -32,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
     """Runs the script as `-n` ranks; returns the exit code of the job."""
     held = _held_port()
     rendezvous = options.rendezvous or f"127.0.0.1:{held.getsockname()[1]}"
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in _ends():
+        signal.signal(number, _end_by)
     try:
         gpus = _gpus(options)
         for restart in range(options.restarts + 1):
@@ -44,8 +45,8 @@ def run(options: argparse.Namespace) -> int:
         return code
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except _Terminated:
-        return 128 + signal.SIGTERM
+    except _Ended as ended:
+        return 128 + ended.number
     finally:
         held.close()
 
@@ -166,7 +167,7 @@ def _failed(child: _Child, code: int) -> int:
 def _stop(children: list[_Child]) -> None:
     """Ends all ranks and what they have started. Signals that come meanwhile are heard after it."""
     came: list[int] = []
-    numbers = signal.SIGINT, signal.SIGTERM
+    numbers = [signal.SIGINT, *_ends()]
     handlers = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         _end(children)
@@ -249,9 +250,19 @@ def _held_port() -> socket.socket:
     return held
 
 
-class _Terminated(BaseException):
-    """SIGTERM has come."""
+class _Ended(BaseException):
+    """A signal has come that ends the job."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
 
 
-def _terminate(*_) -> None:
-    raise _Terminated
+def _end_by(number: int, _: object) -> None:
+    raise _Ended(number)
+
+
+def _ends() -> list[int]:
+    """Signals that end the job beside Ctrl-C. A closed terminal sends SIGHUP, which nohup has ignored."""
+    hears_hangup = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGTERM, *([signal.SIGHUP] if hears_hangup else [])]
