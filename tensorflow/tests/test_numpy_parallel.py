@@ -224,6 +224,30 @@ def test_a_script_without_gradients_says_so_and_rank_0_alone_prints(tmp_path):
     assert "took no gradients" in finished.stderr
 
 
+@pytest.mark.parametrize("last", [0, 1])
+def test_each_rank_ends_its_work_where_nothing_was_combined(tmp_path, monkeypatch, last):
+    program = """
+import os, sys
+from grpcxx import parallel
+
+if parallel.rank() == LAST:
+    with open(sys.argv[1]) as pipe:
+        # The end of the pipe is that of the other process.
+        text = pipe.read()
+    with open("kept", "a") as kept:
+        kept.write(text)
+else:
+    os.write(os.open(sys.argv[1], os.O_WRONLY), b"saved")
+"""
+    os.mkfifo(tmp_path / "other")
+    monkeypatch.chdir(tmp_path)
+    path = script(tmp_path, program.replace("LAST", str(last)))
+    for runs in (1, 2):
+        finished = parallel("-n", 2, path, "other")
+        assert finished.returncode == 65 and Path("kept").read_text() == runs * "saved", finished.stderr
+        assert "took no gradients" in finished.stderr and "stopped" not in finished.stderr
+
+
 @pytest.mark.parametrize(
     "end, how, code",
     [

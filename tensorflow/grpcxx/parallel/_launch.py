@@ -138,6 +138,7 @@ def _watch(children: list[_Child]) -> int:
     running = list(children)
     others: list[_Child] = []
     deadline = None
+    verdict = 0
     while running and (deadline is None or time.monotonic() < deadline):
         for child in list(running):
             code = child.process.poll()
@@ -148,10 +149,13 @@ def _watch(children: list[_Child]) -> int:
                 # It says that another rank has failed, which may take longer to end.
                 others.append(child)
                 deadline = deadline or time.monotonic() + CULPRIT_S
+            elif code == NOTHING_COMBINED:
+                # It has told so, and the others may still do work of their own.
+                verdict = code
             elif code != 0:
                 return _failed(child, code)
         time.sleep(0.05)
-    return _failed(others[0], OTHER_FAILED) if others else 0
+    return _failed(others[0], OTHER_FAILED) if others else verdict
 
 
 def _failed(child: _Child, code: int) -> int:

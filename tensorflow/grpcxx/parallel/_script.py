@@ -130,7 +130,8 @@ def _verdict(state: State, script: str) -> int:
             f"{script} took no gradients of variables by Keras or tf.GradientTape, so nothing was combined:"
             f" each of the {state.size} ranks has done all of its work alone"
         )
-        return NOTHING_COMBINED
+        # Rank 0 tells it when it is done; another rank that failed before would have it stopped.
+        return NOTHING_COMBINED if state.rank == 0 else 0
     if state.combined and state.sharded == 0 and state.size > 1 and state.shard != "none":
         state.say(
             "no dataset was divided: all ranks have trained with the same elements, unless the script divides them by"
