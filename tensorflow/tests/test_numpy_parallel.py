@@ -337,6 +337,14 @@ def test_what_would_end_the_same_again_is_not_started_again(tmp_path):
     assert finished.stdout == "alone\n" and "begin again" not in finished.stderr
 
 
+def test_a_script_that_changes_its_folder_finds_itself(tmp_path, monkeypatch):
+    program = "import inspect, os, grpcxx.parallel as p\np.group()\ndef code(): pass\nos.chdir('/')\n"
+    script(tmp_path, program + "print(__file__, inspect.getsource(code))\n")
+    monkeypatch.chdir(tmp_path)
+    finished = parallel("-n", 1, "script.py")
+    assert finished.stdout == f"{tmp_path}/script.py def code(): pass\n\n", finished.stderr
+
+
 def test_each_rank_has_its_log(tmp_path):
     program = "from grpcxx import parallel\nprint('I am', parallel.rank(), 'of', parallel.size())\n"
     parallel("-n", 2, "--output", tmp_path / "logs", script(tmp_path, program))

@@ -86,10 +86,12 @@ def run(place: Place, options: argparse.Namespace) -> int:
         return OTHER_FAILED
     _hook(state)
     sys.argv = [options.script, *options.arguments]
-    sys.path[0] = os.path.dirname(os.path.abspath(options.script))
+    # As Python tells them: a script may change its folder.
+    path = os.path.abspath(options.script)
+    sys.path[0] = os.path.dirname(path)
     code = 0
     try:
-        runpy.run_path(options.script, run_name="__main__")
+        runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
