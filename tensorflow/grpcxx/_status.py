@@ -64,6 +64,9 @@ class Error(Exception):
 
     def __init__(self, code: Code, message: str, reason: Reason = Reason.UNSPECIFIED):
         super().__init__(code, message)
+        if isinstance(self, OSError):
+            # OSError takes them for a number of the system and its text: a deadline would be EINTR.
+            self.errno = self.strerror = None
         self.code = Code(code)
         self.message = message
         self.reason = reason
