@@ -12,7 +12,7 @@ from . import _launch, _ranks, _script
 
 
 def main() -> int:
-    options = _options().parse_args()
+    options = _parsed(sys.argv[1:])
     if (options.rank is None) != (options.size is None):
         return _refuse("give --rank and --size together")
     try:
@@ -34,6 +34,15 @@ def main() -> int:
     if not place.rendezvous:
         return _found_by_launch(options, place)
     return _script.run(place, options)
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    options = _options().parse_args(words)
+    # The parser may drop a `--` behind the script, which is the first argument of that.
+    before = words[: len(words) - len(options.arguments)]
+    if before[-2:] == [options.script, "--"]:
+        options.arguments.insert(0, "--")
+    return options
 
 
 def _place(options: argparse.Namespace) -> _ranks.Place | None:
@@ -58,7 +67,7 @@ def _place(options: argparse.Namespace) -> _ranks.Place | None:
 def _hash_alike() -> None:
     """Sets of strings have the same order on all ranks, and so has what a script makes of them. Python must be told
     before it begins, so this process begins once more."""
-    if "PYTHONHASHSEED" not in os.environ:
+    if not os.environ.get("PYTHONHASHSEED"):
         os.environ["PYTHONHASHSEED"] = "0"
         # Python 3.9 does not tell how it was started.
         arguments = getattr(sys, "orig_argv", ["", "-m", "grpcxx.parallel", *sys.argv[1:]])[1:]
@@ -122,7 +131,7 @@ def _options() -> argparse.ArgumentParser:
         default="share",
         help="which GPUs of this host each rank of -n sees: an equal share of them (default), or all",
     )
-    parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log")
+    parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log, but for the standard output of rank 0")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")

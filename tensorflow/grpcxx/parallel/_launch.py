@@ -76,8 +76,9 @@ class _Child:
         command += ["--timeout", str(options.timeout), "--join-timeout", str(options.join_timeout)]
         command += ["--output", options.output] if options.output else []
         command += ["--", options.script, *options.arguments]
-        # Sets of strings have the same order in all ranks.
-        environment = {"PYTHONHASHSEED": "0", **os.environ, **variables}
+        # Sets of strings have the same order in all ranks. Python takes an empty seed for none.
+        seed = os.environ.get("PYTHONHASHSEED") or "0"
+        environment = {**os.environ, **variables, "PYTHONHASHSEED": seed}
         self.log: IO[bytes] | None = None
         output = None if rank == 0 else subprocess.DEVNULL
         if options.output:
@@ -160,12 +161,20 @@ def _watch(children: list[_Child]) -> int:
 
 def _failed(child: _Child, code: int) -> int:
     child.heard()
-    how = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    how = f"exit code {code}" if code >= 0 else f"signal {_name(-code)}"
     print(f"grpcxx.parallel: rank {child.rank} ended with {how}, so the others are stopped", file=sys.stderr)
     if child.rank != 0 and child.last:
         print(f"grpcxx.parallel: the last lines of rank {child.rank}:", file=sys.stderr)
         print("\n".join(f"  {line}" for line in child.last), file=sys.stderr)
     return code if code > 0 else 128 - code
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        # Real-time signals have numbers alone.
+        return str(number)
 
 
 def _stop(children: list[_Child]) -> None:

@@ -95,6 +95,7 @@ def run(place: Place, options: argparse.Namespace) -> int:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+        code = _verdict(state, options.script)
     except BaseException as error:
         # TensorFlow makes errors of its own of what its ops raise.
         failure = error if isinstance(error, Error) else state.failure or _why_over(state)
