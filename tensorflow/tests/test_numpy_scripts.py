@@ -46,3 +46,15 @@ def test_a_script_has_the_arguments_that_python_gives_it(tmp_path, before, argum
 def test_an_empty_seed_of_hashes_is_none(tmp_path, seed, told):
     path = script(tmp_path, "import os\nprint(os.environ['PYTHONHASHSEED'])\n")
     assert ran("-m", "grpcxx.parallel", "-n", 1, path, PYTHONHASHSEED=seed) == f"{told}\n"
+
+
+FLAGS = """import json, sys
+own = {name: getattr(sys.flags, name) for name in ("optimize", "utf8_mode", "dev_mode", "dont_write_bytecode")}
+print(json.dumps([own, sys.warnoptions, sys._xoptions, sys.stdout.write_through]))
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-OO", "-X", "utf8", "-W", "error::UserWarning", "-B", "-u"], ["-X", "dev"]])
+def test_a_script_has_the_flags_of_the_interpreter(tmp_path, flags):
+    path = script(tmp_path, FLAGS)
+    assert json.loads(ran(*flags, "-m", "grpcxx.parallel", "-n", 1, path)) == json.loads(ran(*flags, path))

@@ -83,7 +83,7 @@ def _found_by_launch(options: argparse.Namespace, place: _ranks.Place) -> int:
             " or install the program grpcxx, which finds out"
         )
     launch = [program, "launch", "-n", str(place.size), "--"]
-    os.execv(program, [*launch, sys.executable, "-m", "grpcxx.parallel", *sys.argv[1:]])
+    os.execv(program, [*launch, *_launch.python(), "-m", "grpcxx.parallel", *sys.argv[1:]])
     raise AssertionError("execv does not return")
 
 

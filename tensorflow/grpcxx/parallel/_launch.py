@@ -62,6 +62,13 @@ def _attempt(options: argparse.Namespace, rendezvous: str, restart: int, gpus: l
         _stop(children)
 
 
+def python() -> list[str]:
+    """This interpreter with its own flags, such as `-O`, `-X utf8` and `-u`."""
+    # Python tells `-u` by what it does alone.
+    is_unbuffered = sys.stdout is not None and getattr(sys.stdout, "write_through", False)
+    return [sys.executable, *subprocess._args_from_interpreter_flags(), *(["-u"] if is_unbuffered else [])]
+
+
 class _Child:
     """One rank. What it says on standard error goes on for rank 0, and is kept for the others."""
 
@@ -70,7 +77,7 @@ class _Child:
     ):
         self.rank = rank
         self.last: collections.deque[str] = collections.deque(maxlen=LINES_MAX)
-        command = [sys.executable, "-m", "grpcxx.parallel", "--child"]
+        command = [*python(), "-m", "grpcxx.parallel", "--child"]
         command += ["--rank", str(rank), "--size", str(options.processes)]
         command += ["--rendezvous", rendezvous, "--shard", options.shard, "--bucket-mib", str(options.bucket_mib)]
         command += ["--timeout", str(options.timeout), "--join-timeout", str(options.join_timeout)]
