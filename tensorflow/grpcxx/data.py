@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import os
@@ -39,7 +40,7 @@ def shards(
     or those that are named; one that a file does not have, or has with another type, is an error.
     """
     rank, size = _place(rank, size, batch_rows)
-    files = sorted(glob.glob(os.fspath(path))) if glob.has_magic(os.fspath(path)) else [os.fspath(path)]
+    files = _files(os.fspath(path))
     if not files:
         raise FileNotFoundError(f"no file is named {os.fspath(path)}")
     kinds = {_kind(file) for file in files}
@@ -138,12 +139,30 @@ def _place(rank: int | None, size: int | None, batch_rows: int) -> tuple[int, in
     return rank, size
 
 
+def _files(path: str) -> list[str]:
+    """What a name or a pattern stands for. Brackets are a part of the name where there is such a file."""
+    if os.path.exists(path) or not glob.has_magic(path):
+        return [path]
+    return sorted(glob.glob(path))
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Errors of libraries tell which file they are about."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError) as error:
+        if isinstance(error, FileNotFoundError) or path in str(error):
+            raise
+        raise ValueError(f"{path} cannot be read: {error}; copy it again, or leave it out") from error
+
+
 def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: Sequence[str] | None) -> Iterator[Batch]:
     """Batches of files that tell how many rows they have; no others are read."""
     ends: list[int] = []
     form = _Form()
     for file in files:
-        with _kind(file)(file, columns) as table:
+        with _opened(file, columns) as table:
             ends.append((ends[-1] if ends else 0) + table.rows)
             if table.rows:
                 form.check(file, table.columns())
@@ -156,16 +175,22 @@ def _indexed(files: list[str], rank: int, size: int, batch_rows: int, columns: S
                 if now != at:
                     if opened is not None:
                         opened.close()
-                    now, opened = at, _kind(files[at])(files[at], columns)
+                    now, opened = at, _opened(files[at], columns)
                 first = ends[at] - opened.rows
                 end = min(stop, ends[at])
                 if end > start:
-                    parts.append(opened.read(start - first, end - first))
+                    with _named(files[at]):
+                        parts.append(opened.read(start - first, end - first))
                 start, at = end, at + 1
             yield _joined(parts)
     finally:
         if opened is not None:
             opened.close()
+
+
+def _opened(path: str, columns: Sequence[str] | None) -> Any:
+    with _named(path):
+        return _kind(path)(path, columns)
 
 
 def _ranges(rows: int, rank: int, size: int, batch_rows: int) -> Iterator[tuple[int, int]]:
@@ -425,9 +450,15 @@ class _Csv:
 
     def parts(self) -> Iterator[Batch]:
         options = self._csv.ConvertOptions(include_columns=list(self._columns or []))
-        with self._csv.open_csv(self._path, convert_options=options) as reader:
+        with _named(self._path):
+            reader = self._csv.open_csv(self._path, convert_options=options)
+        with reader:
             first_row = 0
-            for part in reader:
+            while True:
+                with _named(self._path):
+                    part = next(reader, None)
+                if part is None:
+                    return
                 if part.num_rows:
                     yield _numpy(part, self._path, first_row)
                 first_row += part.num_rows
@@ -441,6 +472,8 @@ def _numpy(part: Any, path: str, first_row: int) -> Batch:
     arrow = importlib.import_module("pyarrow")
     batch = {}
     for name, column in zip(part.schema.names, part.columns):
+        if name in batch:
+            raise ValueError(f"{path} has two columns of the name {name!r}; give one of them another name")
         if isinstance(column, arrow.ChunkedArray):
             column = column.combine_chunks()
             if isinstance(column, arrow.ChunkedArray):

@@ -225,6 +225,36 @@ def test_what_cannot_be_read_is_named(tmp_path):
         shards(tmp_path / "a.npy", 2, 2)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("content", [b"", b"no such file at all"])
+def test_a_file_that_is_damaged_is_named(tmp_path, kind, content):
+    KINDS[kind](tmp_path / f"a.{kind}", columns(0, 4))
+    # CSV may be any text, but not one with rows of other lengths.
+    (tmp_path / f"b.{kind}").write_bytes(content and (content if kind != "csv" else b"x,y\n1\n"))
+    with pytest.raises(ValueError, match=rf"b\.{kind}"):
+        list(shards(tmp_path / f"*.{kind}", 0, 1))
+
+
+def test_a_name_with_brackets_is_no_pattern_where_the_file_is_there(tmp_path):
+    np.save(tmp_path / "a[1].npy", np.arange(3))
+    np.save(tmp_path / "a2.npy", np.arange(4))
+    (batch,) = shards(tmp_path / "a[1].npy", 0, 1)
+    assert len(batch["array"]) == 3
+    (batch,) = shards(tmp_path / "a[2].npy", 0, 1)
+    assert len(batch["array"]) == 4
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    (tmp_path / "a.csv").write_text("a,a\n1,2\n")
+    table = arrow.table([[1], [2]], names=["a", "a"])
+    with arrow.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    for kind in ("csv", "arrow"):
+        with pytest.raises(ValueError, match=rf"a\.{kind} has two columns of the name 'a'"):
+            list(shards(tmp_path / f"a.{kind}", 0, 1))
+
+
 LISTS = ["parquet", "arrow"]
 
 
