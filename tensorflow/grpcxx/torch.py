@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -41,11 +42,31 @@ class DataParallel(torch.nn.Module):
         super().__init__()
         _check_devices(module)
         self.module = module
-        self._group = group or parallel.group()
-        # A backward pass may end buckets of several models, on each rank in another order.
-        self._tag = self._group._model_tag()
         self._bucket_bytes = bucket_mib << 20
         self._broadcast_buffers = broadcast_buffers
+        self._begin(group)
+        self._follow()
+        for buffer in module.buffers():
+            _broadcast(self._group, buffer)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: the model and the choices. It joins with its first pass, as one rank alone may make it."""
+        return {name: value for name, value in self.__dict__.items() if name not in self._of_rank}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin(None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DataParallel:
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied._group = self._group
+        return copied
+
+    def _begin(self, group: Group | None) -> None:
+        before = set(self.__dict__)
+        self._group = group
+        self._tag: int | None = None
         self._is_synchronous = True
         self._is_backward = False
         self._next = 0
@@ -56,9 +77,7 @@ class DataParallel(torch.nn.Module):
         self._bucket_of: dict[torch.nn.Parameter, _Bucket] = {}
         # What adds to a gradient lives only as long as somebody keeps it.
         self._accumulators: dict[torch.nn.Parameter, Any] = {}
-        self._follow()
-        for buffer in module.buffers():
-            _broadcast(self._group, buffer)
+        self._of_rank = {*self.__dict__, "_of_rank"} - before
 
     def forward(self, *arguments: Any, **named: Any) -> Any:
         """The forward pass of the model."""
@@ -84,6 +103,10 @@ class DataParallel(torch.nn.Module):
 
     def _follow(self) -> None:
         """Comes up to the parameters of the model: the script adds some, takes some out, freezes and thaws others."""
+        if self._tag is None:
+            self._group = self._group or parallel.group()
+            # A backward pass may end buckets of several models, on each rank in another order.
+            self._tag = self._group._model_tag()
         present = set(self.module.parameters())
         self._shared &= present
         for parameter in self._accumulators.keys() - present:

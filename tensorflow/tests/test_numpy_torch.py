@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import io
 import json
 import os
 import subprocess
@@ -449,6 +450,28 @@ def test_more_models_than_a_group_has_tags_for_train_one_after_the_other():
     with grpcxx.Group(0, 1, "127.0.0.1:0") as group:
         for _ in range(1030):
             grpcxx.torch.DataParallel(torch.nn.Linear(1, 1), group=group)(torch.ones(1, 1)).sum().backward()
+
+
+def test_a_copy_of_a_model_joins_with_its_first_pass():
+    import grpcxx.torch
+
+    def code(group):
+        wrapped = grpcxx.torch.DataParallel(torch.nn.Linear(2, 1), group=group)
+        if group.rank == 0:
+            # One rank keeps means of its own, and saves the model.
+            kept = torch.optim.swa_utils.AveragedModel(wrapped)
+            kept.update_parameters(wrapped)
+            file = io.BytesIO()
+            torch.save(wrapped, file)
+            file.seek(0)
+            loaded = torch.load(file, weights_only=False)
+            assert torch.equal(loaded.module.weight, wrapped.module.weight)
+        copied = copy.deepcopy(wrapped)
+        for model in (copied, wrapped):
+            model(torch.full((1, 2), group.rank + 1.0)).sum().backward()
+        return [model.module.weight.grad.tolist() for model in (copied, wrapped)]
+
+    assert of_ranks(code) == [[[[1.5, 1.5]]] * 2] * 2
 
 
 def test_a_backward_pass_that_fails_is_forgotten(monkeypatch):
