@@ -24,10 +24,10 @@ class DataParallel(torch.nn.Module):
     All ranks begin with the parameters and buffers of rank 0, and each forward pass in training begins with its
     buffers. Gradients travel in buckets, the last layers first, beside the rest of the backward pass. A parameter that
     a rank has not used counts as zero there, and one that no rank has used keeps the gradient it has, or none.
-    Parameters may be frozen and thawed, added and taken out, and get another type, on all ranks alike. Forward passes without gradients share
-    nothing, so one rank may make some alone, and checkpoints may hold the whole model: what a reentrant one runs keeps
-    the buffers of its rank. The model may lie on a GPU: its gradients go
-    through pinned memory of the CPU. Move it there before, since its parameters stay where they are found here.
+    Parameters may be frozen and thawed, added and taken out, and get another type, on all ranks alike. Forward passes
+    without gradients share nothing, so one rank may make some alone, and checkpoints may hold the whole model: what a
+    reentrant one runs keeps the buffers of its rank. The model may lie on a GPU: its gradients go through pinned memory
+    of the CPU. Move it there before, since its parameters stay where they are found here.
     """
 
     def __init__(

@@ -319,7 +319,7 @@ def test_nulls_for_which_a_type_has_no_value_are_refused_by_row(tmp_path, kind):
 def test_integers_of_csv_keep_their_digits_beside_an_empty_cell(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.csv").write_text(f"id,x\n{2**53 + 1},1\n,2\n")
-    with pytest.raises(ValueError, match=r"a\.csv: row 1 of column 'id' has a null where each row has a value of int64"):
+    with pytest.raises(ValueError, match=r"a\.csv: row 1 of column 'id' has a null where .* a value of int64"):
         list(shards(tmp_path / "a.csv", 0, 1))
     (batch,) = shards(tmp_path / "a.csv", 0, 1, columns=["x"])
     assert batch["x"].tolist() == [1, 2]

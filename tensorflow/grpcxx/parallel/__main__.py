@@ -131,7 +131,11 @@ def _options() -> argparse.ArgumentParser:
         default="share",
         help="which GPUs of this host each rank of -n sees: an equal share of them (default), or all",
     )
-    parser.add_argument("--output", metavar="DIR", help="write what rank N says to DIR/rank-N.log, but for the standard output of rank 0")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="write what rank N says to DIR/rank-N.log, but for the standard output of rank 0",
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", help="the script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
