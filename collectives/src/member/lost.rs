@@ -84,7 +84,10 @@ mod tests {
         let died = text(Reason::ConnectionLost);
         assert!(died.starts_with("rank 0 (there:1) has died"), "{died}");
         let stopped = text(Reason::Stopping);
-        assert!(stopped.starts_with("the engine of rank 1 (here:1) stops"), "{stopped}");
+        assert!(
+            stopped.starts_with("the engine of rank 1 (here:1) stops"),
+            "{stopped}"
+        );
         let left = text(Reason::Peer);
         assert!(left.starts_with("rank 0 (there:1) has left"), "{left}");
     }
