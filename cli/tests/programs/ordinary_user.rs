@@ -58,7 +58,7 @@ fn files_of_each_kind_that_may_not_be_read_are_a_lack_of_permission() {
     fs::write(closed.join("file"), "{}").unwrap();
     fs::write(path("secret"), "{}").unwrap();
     for name in ["closed", "secret"] {
-        fs::set_permissions(path(name), Permissions::from_mode(0)).unwrap();
+        fs::set_permissions(path(name), Permissions::from_mode(0o000)).unwrap();
     }
     let mut faults = Vec::new();
     for file in ["secret", "closed/file"] {

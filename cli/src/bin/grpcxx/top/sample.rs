@@ -406,20 +406,18 @@ grpcxx_request_seconds_bucket{method=\"Ping\",medium=\"shm\",shard=\"0\",le=\"+I
     #[test]
     fn the_page_of_the_tools_has_all_fields() {
         let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/cli.md");
-        let page = std::fs::read_to_string(page).unwrap();
-        let row = page
-            .lines()
-            .find(|line| line.starts_with("| `top "))
-            .unwrap();
-        let (of_task, of_shards) = row.split_once("shards: [{").unwrap();
-        let rates = serde_json::to_value(rates(BEFORE, AFTER)).unwrap();
+        let page = std::fs::read_to_string(page).expect("the page");
+        let row = page.lines().find(|line| line.starts_with("| `top "));
+        let row = row.expect("its row of top");
+        let (of_task, of_shards) = row.split_once("shards: [{").expect("its shards");
+        let rates = serde_json::to_value(rates(BEFORE, AFTER)).expect("numbers and texts");
         for (fields, told) in [
             (&rates, [of_task, "shards"].join(" ")),
             (&rates["shards"][0], of_shards.to_owned()),
         ] {
             let is_end = |letter: char| letter != '_' && !letter.is_ascii_alphanumeric();
             let told: Vec<&str> = told.split(is_end).collect();
-            for field in fields.as_object().unwrap().keys() {
+            for field in fields.as_object().expect("fields").keys() {
                 assert!(told.contains(&field.as_str()), "{field}");
             }
         }
