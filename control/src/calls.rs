@@ -277,6 +277,12 @@ impl Call {
         }
     }
 
+    /// Where its answer counts by whole messages, and for whom.
+    pub(crate) fn debts(&self) -> Option<(Arc<Unsent>, Account)> {
+        let arrival = self.arrival.as_ref()?;
+        Some((Arc::clone(&self.calls.unsent), arrival.caller.account))
+    }
+
     /// Whether its place can be given to another while it is answered.
     pub(crate) fn is_observer(&self) -> bool {
         self.method.class == Class::Observer

@@ -21,7 +21,7 @@ use tower_service::Service;
 use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
-use crate::frames::GRPC_STATUS;
+use crate::frames::{Answered, GRPC_STATUS, MessageBody};
 use crate::health::Health;
 use crate::methods::{self, Method};
 use crate::reflection::Reflection;
@@ -193,11 +193,13 @@ impl Service<Request<Body>> for Dispatch {
                 status = &mut must_end => to_grpc(&status).into_http(),
             };
             let must_end = call.is_observer().then_some(must_end as MustEnd);
-            Ok(finish(response, &mut call).map(|body| {
+            let (response, is_counted) = finish(response, &mut call);
+            Ok(response.map(|body| {
                 Body::new(AnswerBody {
                     inner: body,
                     call,
                     must_end,
+                    is_counted,
                 })
             }))
         })
@@ -207,18 +209,25 @@ impl Service<Request<Body>> for Dispatch {
 /// An answer that comes.
 type Routed = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-/// Puts tensors into the place of the empty message that stands for them, and notes a failure.
-fn finish(mut response: Response<Body>, call: &mut Call) -> Response<Body> {
+/// Puts tensors or messages into the place of the empty message that stands for them, and notes a
+/// failure. Returns whether the answer counts its bytes itself.
+fn finish(mut response: Response<Body>, call: &mut Call) -> (Response<Body>, bool) {
     if let Some(code) = code(response.headers()) {
         call.ended_with(code);
     }
-    match response.extensions_mut().remove::<TensorFrames>() {
+    let answered = response.extensions_mut().remove::<Answered>();
+    if let Some(messages) = answered.and_then(|answered| answered.take()) {
+        let body = MessageBody::new(messages, call.debts());
+        return (response.map(|_| Body::new(body)), true);
+    }
+    let response = match response.extensions_mut().remove::<TensorFrames>() {
         Some(frames) => {
             call.count_tensor_bytes(frames.tensor_bytes);
             response.map(|_| Body::new(frames.into_body()))
         }
         None => response,
-    }
+    };
+    (response, false)
 }
 
 fn code(headers: &HeaderMap) -> Option<i32> {
@@ -261,6 +270,8 @@ struct AnswerBody {
     call: Call,
     /// When the answer is cut short, if it may be.
     must_end: Option<MustEnd>,
+    /// Whether it counts its bytes itself.
+    is_counted: bool,
 }
 
 /// Returns when a call has to end, with the reason.
@@ -269,6 +280,9 @@ type MustEnd = Pin<Box<dyn Future<Output = grpcxx_rpc::Status> + Send>>;
 impl AnswerBody {
     /// Counts what is about to leave, or ends the answer where the caller has too much of that.
     fn owe(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        if self.is_counted {
+            return frame;
+        }
         match frame.into_data().map(|data| self.call.owe(data)) {
             Ok(Ok(data)) => Frame::data(data),
             Ok(Err(refused)) => self.cut_short(&refused),

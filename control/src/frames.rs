@@ -3,24 +3,44 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::Stream;
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Account, Code, Status};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::{Body, Frame};
 
 use crate::limits::MESSAGE_BYTES_MAX;
+use crate::lock::lock;
 use crate::status::to_grpc;
+use crate::unsent::{Owed, Unsent};
 
 /// Messages, each in the pieces in which it lies, and last how the call ended if more is to be said
 /// than OK.
 pub(crate) type Messages = Pin<Box<dyn Stream<Item = Result<Vec<Bytes>, tonic::Status>> + Send>>;
 
-/// The body of an answer with these messages. The generated types of tonic would copy each message.
+/// Messages that take the place of those that tonic would encode, once there is an answer. Its
+/// generated types would copy each.
+#[derive(Clone, Default)]
+pub(crate) struct Answered(Arc<Mutex<Option<Messages>>>);
+
+impl Answered {
+    pub(crate) fn set(&self, messages: Messages) {
+        *lock(&self.0) = Some(messages);
+    }
+
+    pub(crate) fn take(&self) -> Option<Messages> {
+        lock(&self.0).take()
+    }
+}
+
+/// The body of an answer with such messages. Each counts as a whole for its caller until the last
+/// of it has left.
 pub(crate) struct MessageBody {
     messages: Option<Messages>,
+    debts: Option<(Arc<Unsent>, Account)>,
     parts: VecDeque<Bytes>,
     /// What follows the parts.
     short: BytesMut,
@@ -28,9 +48,10 @@ pub(crate) struct MessageBody {
 }
 
 impl MessageBody {
-    pub(crate) fn new(messages: Messages) -> Self {
+    pub(crate) fn new(messages: Messages, debts: Option<(Arc<Unsent>, Account)>) -> Self {
         Self {
             messages: Some(messages),
+            debts,
             parts: VecDeque::new(),
             short: BytesMut::new(),
             trailers: None,
@@ -40,16 +61,35 @@ impl MessageBody {
     /// Takes a message.
     fn add(&mut self, pieces: Vec<Bytes>) -> Result<(), Status> {
         let message_bytes = pieces.iter().map(Bytes::len).sum();
-        self.short.put_slice(&prefix(message_bytes)?);
+        let prefix = prefix(message_bytes)?;
+        let owed = match &self.debts {
+            Some((unsent, account)) => unsent.owe_bytes(*account, message_bytes)?,
+            None => None,
+        };
+        if owed.is_some() {
+            self.end_short(None);
+        }
+        self.short.put_slice(&prefix);
         for piece in pieces {
             if piece.len() < PART_BYTES_MIN {
                 self.short.put_slice(&piece);
             } else {
-                self.parts.push_back(self.short.split().freeze());
-                self.parts.push_back(piece);
+                self.end_short(owed.as_ref());
+                self.parts.push_back(part(piece, owed.as_ref()));
             }
         }
+        if owed.is_some() {
+            self.end_short(owed.as_ref());
+        }
         Ok(())
+    }
+
+    /// Lets nothing more come to the short pieces that are there.
+    fn end_short(&mut self, owed: Option<&Arc<Owed>>) {
+        if !self.short.is_empty() {
+            let short = self.short.split().freeze();
+            self.parts.push_back(part(short, owed));
+        }
     }
 
     fn end(&mut self, status: &tonic::Status) {
@@ -105,6 +145,13 @@ impl Body for MessageBody {
     }
 }
 
+fn part(data: Bytes, owed: Option<&Arc<Owed>>) -> Bytes {
+    match owed {
+        Some(owed) => owed.part(data),
+        None => data,
+    }
+}
+
 /// What stands before a message of so many bytes.
 ///
 /// # Errors
@@ -152,7 +199,7 @@ mod tests {
     use super::*;
 
     fn frames(messages: Vec<Result<Vec<Bytes>, tonic::Status>>) -> (Vec<Bytes>, HeaderMap) {
-        let mut body = MessageBody::new(Box::pin(stream::iter(messages)));
+        let mut body = MessageBody::new(Box::pin(stream::iter(messages)), None);
         let mut parts = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
         loop {
@@ -194,11 +241,42 @@ mod tests {
     fn what_is_there_leaves_while_the_next_message_is_awaited() {
         let message = Ok(vec![Bytes::from_static(b"m")]);
         let messages = stream::iter([message]).chain(stream::pending());
-        let mut body = MessageBody::new(Box::pin(messages));
+        let mut body = MessageBody::new(Box::pin(messages), None);
         let mut context = Context::from_waker(Waker::noop());
         let frame = Pin::new(&mut body).poll_frame(&mut context);
         assert!(matches!(frame, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
         assert!(Pin::new(&mut body).poll_frame(&mut context).is_pending());
+    }
+
+    /// A message alone is sent however long it is, and never cut in its middle.
+    #[test]
+    fn messages_count_as_a_whole_until_the_last_of_them_has_left() {
+        let unsent = Unsent::new(1 << 20);
+        let piece = Bytes::from(vec![7; 1 << 20]);
+        let parts_of_60_kib = vec![Bytes::from(vec![7; 60 << 10]); 40];
+        for message in [vec![piece.clone(), piece.clone()], parts_of_60_kib] {
+            let debts = Some((Arc::clone(&unsent), Account::OWN));
+            let messages = [message.clone(), message.clone()].map(Ok);
+            let mut body = MessageBody::new(Box::pin(stream::iter(messages)), debts);
+            let mut context = Context::from_waker(Waker::noop());
+            let mut sent = Vec::new();
+            for _ in 0..message.len() + 1 {
+                let frame = Pin::new(&mut body).poll_frame(&mut context);
+                let Poll::Ready(Some(Ok(frame))) = frame else {
+                    panic!("the message is cut");
+                };
+                sent.push(frame.into_data().unwrap());
+            }
+            let bytes: usize = message.iter().map(Bytes::len).sum();
+            assert_eq!(sent.iter().map(Bytes::len).sum::<usize>(), 5 + bytes);
+            // As long as one part of it is held, the next one is refused, before its prefix.
+            sent.drain(..message.len());
+            let frame = Pin::new(&mut body).poll_frame(&mut context);
+            assert!(matches!(frame, Poll::Ready(Some(Ok(frame)))
+                if frame.trailers_ref().is_some_and(|trailers| trailers[GRPC_STATUS] == "8")));
+            drop((sent, body));
+            assert!(unsent.owe_bytes(Account::OWN, 2 << 20).unwrap().is_some());
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
@@ -21,15 +21,15 @@ use tonic::{Status, Streaming};
 
 use crate::Backend;
 use crate::connections::Caller;
-use crate::frames::{MessageBody, Messages};
+use crate::frames::Answered;
 use crate::limits::REQUEST_MESSAGE_BYTES_MAX;
-use crate::lock::lock;
 use crate::methods;
 use crate::request_body;
 use crate::status::to_grpc;
 
 /// Answers a call of a registered service, whose method `kind` stands for: its message goes through
-/// as it is. `until` is when its caller gives it up.
+/// as it is. The messages of the answer are an extension of the response, [`Answered`]. `until` is
+/// when its caller gives it up.
 pub(crate) async fn answer(
     backend: Arc<dyn Backend>,
     kind: &'static methods::Method,
@@ -40,23 +40,20 @@ pub(crate) async fn answer(
     let mut grpc = Grpc::new(Untouched).max_decoding_message_size(REQUEST_MESSAGE_BYTES_MAX);
     let caller = Caller::of(request.extensions());
     let caller = service::Caller::at(caller.peer, caller.account).until(until);
-    let answered = Arc::default();
+    let answered = Answered::default();
     let method = Method {
         backend,
         path,
         caller,
-        answered: Arc::clone(&answered),
+        answered: answered.clone(),
     };
-    let response = match kind.is_stream {
+    let mut response = match kind.is_stream {
         // Which direction streams is nothing that travels.
         true => grpc.streaming(method, request).await,
         false => grpc.unary(method, request).await,
     };
-    let messages = lock(&answered).take();
-    match messages {
-        Some(messages) => response.map(|_| Body::new(MessageBody::new(messages))),
-        None => response,
-    }
+    response.extensions_mut().insert(answered);
+    response
 }
 
 /// A method of a registered service.
@@ -66,9 +63,6 @@ struct Method {
     caller: service::Caller,
     answered: Answered,
 }
-
-/// What takes the place of the messages that tonic would encode, once there is an answer.
-type Answered = Arc<Mutex<Option<Messages>>>;
 
 impl Method {
     /// Begins the request that the engine gets.
@@ -83,7 +77,7 @@ impl UnaryService<Bytes> for Method {
 
     fn call(&mut self, request: tonic::Request<Bytes>) -> Self::Future {
         let (backend, caller) = (Arc::clone(&self.backend), self.caller);
-        let answered = Arc::clone(&self.answered);
+        let answered = self.answered.clone();
         let envelope = self.envelope(request.metadata()).map(|mut writer| {
             writer.attach(Buffer::from(request.into_inner()));
             writer.finish()
@@ -96,7 +90,7 @@ impl UnaryService<Bytes> for Method {
             let envelope = answer.map_err(|status| to_grpc(&status))?;
             let response = response((), &envelope.answer_metadata());
             let message = pieces(envelope.into_pieces());
-            *lock(&answered) = Some(Box::pin(stream::once(future::ready(Ok(message)))));
+            answered.set(Box::pin(stream::once(future::ready(Ok(message)))));
             Ok(response)
         })
     }
@@ -112,7 +106,7 @@ impl StreamingService<Bytes> for Method {
             .envelope(request.metadata())
             .map(EnvelopeWriter::finish);
         let begun = envelope.and_then(|envelope| self.backend.stream(self.caller, envelope));
-        let answered = Arc::clone(&self.answered);
+        let answered = self.answered.clone();
         Box::pin(async move {
             let (sink, mut messages) = begun.map_err(|status| to_grpc(&status))?;
             let requests = request.into_inner();
@@ -120,7 +114,7 @@ impl StreamingService<Bytes> for Method {
             tokio::spawn(sink.send_all(requests.map_err(|status| request_body::failure(&status))));
             let head = messages.head().await.map_err(|status| to_grpc(&status))?;
             let messages = stream::unfold(Some(messages), next_message);
-            *lock(&answered) = Some(Box::pin(messages));
+            answered.set(Box::pin(messages));
             Ok(response(stream::empty(), &head))
         })
     }

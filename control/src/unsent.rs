@@ -16,11 +16,18 @@ pub(crate) struct Unsent {
     account_max: u64,
 }
 
-/// A part of an answer, which counts until the last of it has left.
-struct Owed {
-    data: Bytes,
+/// What somebody owes for an answer or a part of one, until the last part of it has left.
+#[derive(Debug)]
+pub(crate) struct Owed {
+    bytes: u64,
     account: Account,
     unsent: Arc<Unsent>,
+}
+
+/// A part of an answer, for which somebody owes.
+struct Part {
+    data: Bytes,
+    _owed: Arc<Owed>,
 }
 
 impl Unsent {
@@ -34,15 +41,33 @@ impl Unsent {
     /// Counts a part of an answer for as long as its bytes are held. A short one does not count.
     ///
     /// # Errors
-    /// `RESOURCE_EXHAUSTED` if the account has too much, and not this part alone.
+    /// As of [`Unsent::owe_bytes`].
     pub(crate) fn owe(self: &Arc<Self>, account: Account, data: Bytes) -> Result<Bytes, Status> {
-        if data.len() <= FREE_ANSWER_BYTES {
-            return Ok(data);
+        let owed = self.owe_bytes(account, data.len())?;
+        Ok(match owed {
+            Some(owed) => owed.part(data),
+            None => data,
+        })
+    }
+
+    /// Counts so many bytes of an answer, for as long as one of their parts is held. A few do not
+    /// count.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` if the account has too much, and not this alone.
+    pub(crate) fn owe_bytes(
+        self: &Arc<Self>,
+        account: Account,
+        bytes: usize,
+    ) -> Result<Option<Arc<Owed>>, Status> {
+        if bytes <= FREE_ANSWER_BYTES {
+            return Ok(None);
         }
+        let bytes = bytes as u64;
         let mut by_account = lock(&self.by_account);
         let owed = by_account.entry(account).or_default();
         let owed_before = *owed;
-        let owed_then = owed_before.saturating_add(data.len() as u64);
+        let owed_then = owed_before.saturating_add(bytes);
         if owed_before > 0 && owed_then > self.account_max {
             let text = format!(
                 "answers of {owed_before} bytes to this address have not left, allowed are {}; \
@@ -52,15 +77,25 @@ impl Unsent {
             return Err(Status::new(Code::ResourceExhausted, text));
         }
         *owed = owed_then;
-        Ok(Bytes::from_owner(Owed {
-            data,
+        Ok(Some(Arc::new(Owed {
+            bytes,
             account,
             unsent: Arc::clone(self),
-        }))
+        })))
     }
 }
 
-impl AsRef<[u8]> for Owed {
+impl Owed {
+    /// A part of what is owed for.
+    pub(crate) fn part(self: &Arc<Self>, data: Bytes) -> Bytes {
+        Bytes::from_owner(Part {
+            data,
+            _owed: Arc::clone(self),
+        })
+    }
+}
+
+impl AsRef<[u8]> for Part {
     fn as_ref(&self) -> &[u8] {
         &self.data
     }
@@ -70,7 +105,7 @@ impl Drop for Owed {
     fn drop(&mut self) {
         let mut by_account = lock(&self.unsent.by_account);
         if let Some(owed) = by_account.get_mut(&self.account) {
-            *owed = owed.saturating_sub(self.data.len() as u64);
+            *owed = owed.saturating_sub(self.bytes);
             if *owed == 0 {
                 by_account.remove(&self.account);
             }
