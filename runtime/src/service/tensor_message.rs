@@ -11,7 +11,8 @@ use prost::{DecodeError, Message};
 
 /// A tensor in a message: what `grpcxx.v1.Tensor` of `grpcxx/tensor.proto` is in Rust.
 ///
-/// It is made of a [`Tensor`] with `from`, and becomes one with `try_from`, both without a copy.
+/// It is made of a [`Tensor`] with `from`, and becomes one with `try_from`, both without a copy but
+/// of what another process lends.
 /// Data of 4 KiB and more are sent from where they lie. They share the memory that their message
 /// landed in, and lie there as elements have to, so [`Tensor::as_slice`] finds them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -25,7 +26,9 @@ pub struct TensorMessage {
 }
 
 impl From<Tensor> for TensorMessage {
-    fn from(tensor: Tensor) -> Self {
+    fn from(mut tensor: Tensor) -> Self {
+        // Nobody sees of a message that another process may write what it holds.
+        tensor.make_private();
         Self {
             dtype: tensor.dtype.number().into(),
             dims: tensor.shape.dims().to_vec(),
