@@ -12,7 +12,7 @@ use grpcxx_runtime::{CallResult, RequestWatch, Responder};
 use smallvec::SmallVec;
 
 use crate::boundary::{Owned, bytes, guarded, uncancelled};
-use crate::notices::calling_back;
+use crate::notices::{calling_back, later};
 use crate::request::CRequest;
 use crate::status::status_of;
 use crate::tensor::{CTensor, Foreign, tensors_of};
@@ -30,6 +30,9 @@ struct State {
     responder: Option<Responder>,
     /// Whether the engine tells what becomes of the request.
     is_watched: bool,
+    /// Whether the hook is called elsewhere: the shard may be turned by a thread of the program,
+    /// which may hold what the hook wants.
+    is_told_elsewhere: bool,
     /// The thread on which the service is running, whose answer need not take the way of the
     /// others.
     serving: Option<ThreadId>,
@@ -78,22 +81,27 @@ impl CResponder {
 
     /// Gets ready for code that answers on whatever thread.
     pub(crate) fn arm_for_later(&self, responder: Responder) {
-        self.state().responder = Some(responder);
+        let mut state = self.state();
+        state.responder = Some(responder);
+        state.is_told_elsewhere = true;
     }
 
-    /// Lets the engine tell what becomes of the request, once somebody wants to know: most
+    /// What lets the engine tell what becomes of the request, once somebody wants to know: most
     /// functions never do, and each would cost its shard a command.
-    fn watch(&self, state: &mut State) {
-        if let (false, Some(responder), Some(this)) =
-            (state.is_watched, &state.responder, self.this.upgrade())
-        {
-            responder.watch(this);
-            state.is_watched = true;
+    fn watching(&self, state: &mut State) -> Option<impl FnOnce() + use<>> {
+        if state.is_watched {
+            return None;
         }
+        let watching = state.responder.as_ref()?.watching(self.this.upgrade()?);
+        state.is_watched = true;
+        Some(watching)
     }
 
     fn is_cancelled(&self) -> bool {
-        self.watch(&mut self.state());
+        let watching = self.watching(&mut self.state());
+        if let Some(watch) = watching {
+            watch();
+        }
         self.is_withdrawn.load(Ordering::SeqCst)
     }
 
@@ -135,9 +143,10 @@ impl CResponder {
             )),
             || make(&request),
         );
+        let mut watching = None;
         let result = made.map(|answer| {
             if !answer.carried.is_empty() {
-                self.watch(&mut state);
+                watching = self.watching(&mut state);
             }
             state.carried = answer.carried;
             answer.response
@@ -149,6 +158,9 @@ impl CResponder {
             drop(state);
         } else if let Some(responder) = state.responder.take() {
             drop(state);
+            if let Some(watch) = watching {
+                watch();
+            }
             responder.answer(result);
         }
         drop(hook);
@@ -161,13 +173,16 @@ impl CResponder {
             return;
         }
         let before = state.hook.replace(Arc::clone(&hook));
-        self.watch(&mut state);
+        let watching = self.watching(&mut state);
         let is_late = self.is_withdrawn.load(Ordering::SeqCst);
         if is_late {
             state.hook = None;
         }
         drop(state);
         drop(before);
+        if let Some(watch) = watching {
+            watch();
+        }
         if is_late {
             hook.call();
         }
@@ -188,10 +203,12 @@ impl RequestWatch for CResponder {
     fn withdrawn(&self) {
         let mut state = self.state();
         self.is_withdrawn.store(true, Ordering::SeqCst);
-        let hook = state.hook.take();
+        let (hook, is_told_elsewhere) = (state.hook.take(), state.is_told_elsewhere);
         drop(state);
-        if let Some(hook) = hook {
-            hook.call();
+        match hook {
+            Some(hook) if is_told_elsewhere => later(move || hook.call()),
+            Some(hook) => hook.call(),
+            None => {}
         }
     }
 

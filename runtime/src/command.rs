@@ -259,10 +259,13 @@ impl Command {
     }
 
     /// Ends a command that nobody carries out, as the fate of the engine says. Those that somebody
-    /// waits for are calls; whoever waits for anything else learns when it is dropped.
+    /// waits for are calls, and who watches a request hears that nobody wants it any more; whoever
+    /// waits for anything else learns when it is dropped.
     pub(crate) fn end(self, fate: &Fate) {
-        if let Self::Call(call) = self {
-            call.completion.end(fate.status());
+        match self {
+            Self::Call(call) => call.completion.end(fate.status()),
+            Self::Watch { watch, .. } => watch.withdrawn(),
+            _ => {}
         }
     }
 }

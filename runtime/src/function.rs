@@ -243,9 +243,18 @@ impl Responder {
     /// Lets `watch` hear what becomes of the request, in place of who watched it before. Of a
     /// request that is over by now it hears that it was withdrawn.
     pub fn watch(&self, watch: Arc<dyn RequestWatch>) {
-        if let Some(origin) = self.origin {
-            let command = Command::Watch { origin, watch };
-            self.mailboxes.deliver(origin.shard(), command);
+        self.watching(watch)();
+    }
+
+    /// What does as [`watch`](Self::watch) does, for who holds a lock now: at the end of an engine
+    /// calls of others may end there, and run their code.
+    pub fn watching(&self, watch: Arc<dyn RequestWatch>) -> impl FnOnce() + use<> {
+        let (mailboxes, origin) = (Arc::clone(&self.mailboxes), self.origin);
+        move || {
+            if let Some(origin) = origin {
+                let command = Command::Watch { origin, watch };
+                mailboxes.deliver(origin.shard(), command);
+            }
         }
     }
 

@@ -500,6 +500,29 @@ static void functions_hear_what_becomes_of_their_requests(service *self, grpcxx_
   CHECK(atomic_load(&self->given.times_delivered) == delivered + 1);
 }
 
+static void keep(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  park(user, request, responder);
+}
+
+/* Whoever asks for the first time once the engine has stopped hears it, too. */
+static void nobody_waits_behind_the_end_of_an_engine(service *self) {
+  grpcxx_engine *server = engine_of(small_options("ps")), *caller = engine_of(small_options("worker"));
+  grpcxx_peer *peer = peer_of(caller, server);
+  OK(grpcxx_function_register(server, TEXT("keep"), keep, self, NULL));
+  outcome *ended = run_function(peer, NULL, "keep");
+  await_number(self, &self->num_parked, 1);
+  OK(grpcxx_engine_shutdown(server, 0));
+  waiting parked = unpark(self);
+  CHECK(grpcxx_responder_is_cancelled(parked.responder));
+  grpcxx_responder_free(parked.responder);
+  grpcxx_request_release(parked.request);
+  CHECK(outcome_wait(ended) != GRPCXX_OK);
+  outcome_free(ended);
+  grpcxx_peer_release(peer);
+  grpcxx_engine_free(caller);
+  grpcxx_engine_free(server);
+}
+
 static void count_stored(void *user, const char *name, size_t name_size, grpcxx_tensor *tensor) {
   CHECK(name_size == 1 && (name[0] == 'v' || name[0] == 'w') && grpcxx_tensor_rank(tensor) == 1);
   (*(int *)user)++;
@@ -774,6 +797,7 @@ int main(void) {
 
   functions_answer_from_any_thread(served, server, peer);
   functions_hear_what_becomes_of_their_requests(served, server, peer);
+  nobody_waits_behind_the_end_of_an_engine(served);
   the_store_holds_tensors(server, peer);
   endpoint_maps_are_read();
   facts_and_log(server);
