@@ -216,10 +216,10 @@ def _streamed(
 ) -> Iterator[Batch]:
     """Batches of files that must be read from the beginning."""
     kept: list[Batch] = []
-    rows, has_given, form = 0, False, _Form()
+    rows, has_given = 0, False
+    types = _csv_types(files, columns)
     for file in files:
-        for part in _Csv(file, columns).parts():
-            form.check(file, part)
+        for part in _Csv(file, columns, types).parts():
             kept.append(part)
             rows += _rows(part)
             if rows < batch_rows * size:
@@ -444,24 +444,49 @@ class _Arrow(_Parts):
 
 
 class _Csv:
-    def __init__(self, path: str, columns: Sequence[str] | None):
-        self._csv = _library("pyarrow.csv", path)
-        self._path, self._columns = path, columns
+    def __init__(self, path: str, columns: Sequence[str] | None, types: Mapping[str, Any]):
+        csv = _library("pyarrow.csv", path)
+        options = csv.ConvertOptions(include_columns=list(columns or []), column_types=dict(types))
+        self._path = path
+        with _named(path):
+            self._reader = csv.open_csv(path, convert_options=options)
+
+    def fields(self) -> dict[str, Any]:
+        """The type of each column, as the beginning of the file tells it."""
+        with self._reader:
+            return {field.name: field.type for field in self._reader.schema}
 
     def parts(self) -> Iterator[Batch]:
-        options = self._csv.ConvertOptions(include_columns=list(self._columns or []))
-        with _named(self._path):
-            reader = self._csv.open_csv(self._path, convert_options=options)
-        with reader:
+        with self._reader:
             first_row = 0
             while True:
                 with _named(self._path):
-                    part = next(reader, None)
+                    part = next(self._reader, None)
                 if part is None:
                     return
                 if part.num_rows:
                     yield _numpy(part, self._path, first_row)
                 first_row += part.num_rows
+
+
+def _csv_types(files: list[str], columns: Sequence[str] | None) -> dict[str, Any]:
+    """The type of each column in all files: a file may have whole numbers alone where others have decimals, or none."""
+    found = {file: _Csv(file, columns, {}).fields() for file in files}
+    types: dict[str, Any] = {}
+    for fields in found.values():
+        for name, type_ in fields.items():
+            types[name] = _wider(types.get(name, type_), type_)
+    arrow, form = importlib.import_module("pyarrow"), _Form()
+    for file, fields in found.items():
+        wide = {name: _wider(type_, types[name]) for name, type_ in fields.items()}
+        form.check(file, {name: arrow.nulls(0, type_).to_numpy(zero_copy_only=False) for name, type_ in wide.items()})
+    return types
+
+
+def _wider(first: Any, second: Any) -> Any:
+    """A type of columns that holds what both do, or the first."""
+    pair = str(first), str(second)
+    return second if pair in (("int64", "double"), ("null", pair[1])) else first
 
 
 def _numpy(part: Any, path: str, first_row: int) -> Batch:

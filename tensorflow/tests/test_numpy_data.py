@@ -316,6 +316,17 @@ def test_nulls_for_which_a_type_has_no_value_are_refused_by_row(tmp_path, kind):
         list(shards(tmp_path / "a.parquet", 1, 2, batch_rows=2))
 
 
+def test_files_of_csv_may_lack_decimals_that_others_have(tmp_path):
+    for name, text in (("a", "x,y\n1,\n2,\n"), ("b", "x,y\n1.5,7.5\n"), ("c", "x,y\n3,8\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    batches = list(shards(tmp_path / "*.csv", 0, 1, batch_rows=1))
+    assert [float(batch["x"][0]) for batch in batches] == [1, 2, 1.5, 3]
+    assert {batch["x"].dtype for batch in batches} == {batch["y"].dtype for batch in batches} == {np.dtype(np.float64)}
+    (tmp_path / "d.csv").write_text("x,y\ntext,8\n")
+    with pytest.raises(ValueError, match=r"d\.csv has object for 'x', and .*a\.csv has float64"):
+        next(shards(tmp_path / "*.csv", 0, 1))
+
+
 def test_integers_of_csv_keep_their_digits_beside_an_empty_cell(tmp_path):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.csv").write_text(f"id,x\n{2**53 + 1},1\n,2\n")

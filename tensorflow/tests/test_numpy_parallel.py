@@ -226,6 +226,34 @@ def test_a_script_without_gradients_says_so_and_rank_0_alone_prints(tmp_path, en
     assert "took no gradients" in finished.stderr
 
 
+@pytest.mark.parametrize("flag", ["--help", "--version"])
+def test_a_script_that_tells_its_usage_has_nothing_to_combine(tmp_path, flag):
+    program = """
+import argparse
+
+parser = argparse.ArgumentParser(prog="train")
+parser.add_argument("--version", action="version", version="train 7")
+parser.parse_args()
+"""
+    finished = parallel("-n", 2, script(tmp_path, program), flag)
+    assert finished.returncode == 0 and finished.stderr == "", finished.stderr
+    assert "train" in finished.stdout
+
+
+def test_a_rank_that_ends_with_65_itself_is_named(tmp_path):
+    program = """
+import os, sys, time
+from grpcxx import parallel
+
+if parallel.rank() == 1:
+    sys.exit(os.EX_DATAERR)
+time.sleep(60)
+"""
+    finished = parallel("-n", 2, script(tmp_path, program))
+    assert finished.returncode == 65
+    assert "rank 1 ended with exit code 65, so the others are stopped" in finished.stderr
+
+
 @pytest.mark.parametrize("last", [0, 1])
 def test_each_rank_ends_its_work_where_nothing_was_combined(tmp_path, monkeypatch, last):
     program = """

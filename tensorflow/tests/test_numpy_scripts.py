@@ -58,3 +58,9 @@ print(json.dumps([own, sys.warnoptions, sys._xoptions, sys.stdout.write_through]
 def test_a_script_has_the_flags_of_the_interpreter(tmp_path, flags):
     path = script(tmp_path, FLAGS)
     assert json.loads(ran(*flags, "-m", "grpcxx.parallel", "-n", 1, path)) == json.loads(ran(*flags, path))
+
+
+@pytest.mark.parametrize("flag", ["-E", "-I"])
+def test_flags_that_hide_variables_leave_the_seed_of_hashes(tmp_path, flag):
+    path = script(tmp_path, "import sys\nprint(sys.flags.hash_randomization)\n")
+    assert ran(flag, "-m", "grpcxx.parallel", "-n", 1, path) == "0\n"

@@ -64,9 +64,11 @@ def _attempt(options: argparse.Namespace, rendezvous: str, restart: int, gpus: l
 
 def python() -> list[str]:
     """This interpreter with its own flags, such as `-O`, `-X utf8` and `-u`."""
+    # With those two a rank would not take the seed of its hashes.
+    flags = [flag for flag in subprocess._args_from_interpreter_flags() if flag not in ("-E", "-I")]
     # Python tells `-u` by what it does alone.
     is_unbuffered = sys.stdout is not None and getattr(sys.stdout, "write_through", False)
-    return [sys.executable, *subprocess._args_from_interpreter_flags(), *(["-u"] if is_unbuffered else [])]
+    return [sys.executable, *flags, *(["-u"] if is_unbuffered else [])]
 
 
 class _Child:
@@ -157,7 +159,7 @@ def _watch(children: list[_Child]) -> int:
                 # It says that another rank has failed, which may take longer to end.
                 others.append(child)
                 deadline = deadline or time.monotonic() + CULPRIT_S
-            elif code == NOTHING_COMBINED:
+            elif code == NOTHING_COMBINED and child.rank == 0:
                 # It has told so, and the others may still do work of their own.
                 verdict = code
             elif code != 0:

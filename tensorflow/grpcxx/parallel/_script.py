@@ -95,7 +95,8 @@ def run(place: Place, options: argparse.Namespace) -> int:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-        code = _verdict(state, options.script)
+        if not _is_of_parser(end):
+            code = _verdict(state, options.script)
     except BaseException as error:
         # TensorFlow makes errors of its own of what its ops raise.
         failure = error if isinstance(error, Error) else state.failure or _why_over(state)
@@ -113,6 +114,15 @@ def run(place: Place, options: argparse.Namespace) -> int:
             # Why is told already, or does not matter any more.
             pass
     return code
+
+
+def _is_of_parser(end: SystemExit) -> bool:
+    """Whether a parser of arguments has ended the script, as for `--help`."""
+    traceback_ = end.__traceback__
+    while traceback_ is not None and traceback_.tb_next is not None:
+        traceback_ = traceback_.tb_next
+    name = traceback_.tb_frame.f_globals.get("__name__", "") if traceback_ is not None else ""
+    return name.partition(".")[0] in ("absl", "argparse", "click", "optparse")
 
 
 def _why_over(state: State) -> BaseException | None:
