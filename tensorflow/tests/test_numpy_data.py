@@ -108,13 +108,15 @@ OTHERS = {
     "one is new": (lambda data: {**data, "z": data["y"]}, r"b\.\w+ has int64 for 'z', and .*a\.\w+ has no such column"),
     "one has another type": (lambda data: {**data, "y": data["x"]}, r"b\.\w+ has float\d+ for 'y', .*has int64"),
 }
+# Numbers of CSV have no types of their own.
+TEXTS = lambda data: {**data, "y": [f"t{value}" for value in data["y"]]}, r"b\.csv has object for 'y', .*has int64"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "npy"])
 @pytest.mark.parametrize("batch_rows", [2, 3])
 @pytest.mark.parametrize("other", OTHERS)
 def test_files_of_other_columns_than_the_first_are_refused_by_name(tmp_path, kind, batch_rows, other):
-    change, text = OTHERS[other]
+    change, text = TEXTS if (kind, other) == ("csv", "one has another type") else OTHERS[other]
     write = KINDS[kind] if kind != "csv" else write_csv_of_any
     write(tmp_path / f"a.{kind}", columns(0, 4))
     write(tmp_path / f"b.{kind}", change(columns(4, 8)))
