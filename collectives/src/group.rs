@@ -113,8 +113,10 @@ impl Group {
             }
         });
         let machine = shape.and_then(|_| self.machine(operator, tensor, output, &ending));
-        match (self.member.client.ended(), machine) {
-            // A group may be kept longer than its engine. What lies in shared memory would do.
+        // A group that is over says why. One may be kept longer than its engine, though, and what
+        // lies in shared memory would do.
+        let ended = self.member.client.ended();
+        match (ended.filter(|_| self.failure().is_none()), machine) {
             (Some(status), _) => ending.fail(status),
             (None, Ok(machine)) => {
                 self.explain(operator.kind(), machine.scheme());
