@@ -21,7 +21,7 @@ use tower_service::Service;
 use crate::Backend;
 use crate::calls::{Call, Calls};
 use crate::connections::Caller;
-use crate::frames::{Answered, GRPC_STATUS, MessageBody};
+use crate::frames::{Answered, GRPC_STATUS, MessageBody, trailers};
 use crate::health::Health;
 use crate::methods::{self, Method};
 use crate::reflection::Reflection;
@@ -305,11 +305,7 @@ impl AnswerBody {
         self.must_end = None;
         self.inner = Body::empty();
         self.call.ended_with(status.code() as i32);
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            trailers.clear();
-        }
-        Frame::trailers(trailers)
+        Frame::trailers(trailers(&status))
     }
 }
 

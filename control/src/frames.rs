@@ -94,11 +94,7 @@ impl MessageBody {
 
     fn end(&mut self, status: &tonic::Status) {
         self.messages = None;
-        let mut trailers = HeaderMap::new();
-        if status.add_header(&mut trailers).is_err() {
-            trailers.clear();
-        }
-        self.trailers = Some(trailers);
+        self.trailers = Some(trailers(status));
     }
 
     /// What may leave.
@@ -173,6 +169,15 @@ pub(crate) fn prefix(message_bytes: usize) -> Result<[u8; MESSAGE_PREFIX_BYTES],
 pub(crate) fn ok() -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers
+}
+
+/// What says how a call ended.
+pub(crate) fn trailers(status: &tonic::Status) -> HeaderMap {
+    let mut trailers = HeaderMap::new();
+    if status.add_header(&mut trailers).is_err() {
+        trailers.clear();
+    }
     trailers
 }
 
