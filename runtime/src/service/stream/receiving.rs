@@ -7,7 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use futures_util::Stream;
+use futures_util::{FutureExt, Stream};
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::{Code, Envelope, Metadata, Reason, Status, split_first_message};
 use prost::{DecodeError, Message};
@@ -100,10 +100,14 @@ impl<M: Message + Default> Streaming<M> {
     /// Blocks the calling thread until there is another message. Not for use on a shard.
     ///
     /// # Errors
-    /// As of [`message`](Self::message); `FAILED_PRECONDITION` if it is a stream of a
-    /// [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
+    /// As of [`message`](Self::message); `FAILED_PRECONDITION` if none has come by then and it is a
+    /// stream of a [`LocalEngine`](crate::LocalEngine), where nobody would carry it on.
     pub fn wait_message(&mut self) -> Result<Option<M>, Status> {
-        wait_beside(self.raw.cancel(), self.message())?
+        // Most have come by then.
+        match self.message().now_or_never() {
+            Some(message) => message,
+            None => wait_beside(self.raw.cancel(), self.message())?,
+        }
     }
 
     fn poll_message(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<M>, Status>> {
