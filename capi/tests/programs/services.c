@@ -86,7 +86,8 @@ static void answer_floats(service *self, grpcxx_responder *responder, size_t tim
   grpcxx_tensor_release(tensor);
 }
 
-static void park(service *self, grpcxx_request *request, grpcxx_responder *responder) {
+static void park(void *user, grpcxx_request *request, grpcxx_responder *responder) {
+  service *self = user;
   pthread_mutex_lock(&self->lock);
   CHECK(self->num_parked < PARKED_MAX);
   self->parked[self->num_parked].responder = responder;
@@ -218,13 +219,11 @@ static void services_answer_in_every_way(service *self, grpcxx_engine *caller, g
   CHECK(counter_of(caller, "violations") == 0);
 }
 
-static void services_hear_that_nobody_waits(service *self, grpcxx_peer *peer) {
-  /* The peer gives up; its service hears so and answers in vain. */
+/* A peer gives up what is parked. Whoever serves it hears so once, and answers in vain. */
+static waiting given_up(service *self, grpcxx_call *call, outcome *ended) {
   int cancelled = self->cancelled, freed = self->contexts_freed;
-  int given = atomic_load(&self->given.times), delivered = atomic_load(&self->given.times_delivered);
-  grpcxx_call *call = grpcxx_call_new();
-  outcome *ended = ask(peer, call, "watch");
   await_number(self, &self->num_parked, 1);
+  CHECK(!grpcxx_responder_is_cancelled(self->parked[0].responder));
   grpcxx_call_cancel(call);
   CHECK(outcome_wait(ended) == GRPCXX_CANCELLED);
   outcome_free(ended);
@@ -233,6 +232,16 @@ static void services_hear_that_nobody_waits(service *self, grpcxx_peer *peer) {
   await_number(self, &self->contexts_freed, freed + 1);
   waiting parked = unpark(self);
   CHECK(grpcxx_responder_is_cancelled(parked.responder));
+  return parked;
+}
+
+static void services_hear_that_nobody_waits(service *self, grpcxx_peer *peer) {
+  /* The peer gives up; its service hears so and answers in vain. */
+  int cancelled = self->cancelled, freed = self->contexts_freed;
+  int given = atomic_load(&self->given.times), delivered = atomic_load(&self->given.times_delivered);
+  grpcxx_call *call = grpcxx_call_new();
+  outcome *ended = ask(peer, call, "watch");
+  waiting parked = given_up(self, call, ended);
   /* Whoever asks too late hears it at once. */
   grpcxx_responder_on_cancel(parked.responder, request_cancelled, context_freed, self);
   await_number(self, &self->cancelled, cancelled + 2);
@@ -475,20 +484,10 @@ static outcome *run_function(grpcxx_peer *peer, grpcxx_call *call, const char *n
 static void functions_hear_what_becomes_of_their_requests(service *self, grpcxx_engine *server, grpcxx_peer *peer) {
   OK(grpcxx_function_register(server, TEXT("hold"), hold, self, NULL));
   OK(grpcxx_function_register(server, TEXT("give"), give, self, NULL));
-  int cancelled = self->cancelled, freed = self->contexts_freed;
   int given = atomic_load(&self->given.times), delivered = atomic_load(&self->given.times_delivered);
   grpcxx_call *call = grpcxx_call_new();
   outcome *ended = run_function(peer, call, "hold");
-  await_number(self, &self->num_parked, 1);
-  CHECK(!grpcxx_responder_is_cancelled(self->parked[0].responder));
-  grpcxx_call_cancel(call);
-  CHECK(outcome_wait(ended) == GRPCXX_CANCELLED);
-  outcome_free(ended);
-  grpcxx_call_release(call);
-  await_number(self, &self->cancelled, cancelled + 1);
-  await_number(self, &self->contexts_freed, freed + 1);
-  waiting parked = unpark(self);
-  CHECK(grpcxx_responder_is_cancelled(parked.responder));
+  waiting parked = given_up(self, call, ended);
   answer_floats(self, parked.responder, 1);
   grpcxx_request_release(parked.request);
   await_count(&self->given.times, given + 1);
@@ -500,16 +499,12 @@ static void functions_hear_what_becomes_of_their_requests(service *self, grpcxx_
   CHECK(atomic_load(&self->given.times_delivered) == delivered + 1);
 }
 
-static void keep(void *user, grpcxx_request *request, grpcxx_responder *responder) {
-  park(user, request, responder);
-}
-
 /* Whoever asks for the first time once the engine has stopped hears it, too. */
 static void nobody_waits_behind_the_end_of_an_engine(service *self) {
   grpcxx_engine *server = engine_of(small_options("ps")), *caller = engine_of(small_options("worker"));
   grpcxx_peer *peer = peer_of(caller, server);
-  OK(grpcxx_function_register(server, TEXT("keep"), keep, self, NULL));
-  outcome *ended = run_function(peer, NULL, "keep");
+  OK(grpcxx_function_register(server, TEXT("park"), park, self, NULL));
+  outcome *ended = run_function(peer, NULL, "park");
   await_number(self, &self->num_parked, 1);
   OK(grpcxx_engine_shutdown(server, 0));
   waiting parked = unpark(self);

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -21,9 +20,9 @@ use tonic_prost::ProstCodec;
 
 use crate::cpp;
 use crate::door;
-use crate::python::{grpcio_python, skip, text};
+use crate::python::{skip, text};
 use crate::support;
-use crate::support::MyProbe;
+use crate::support::{MyProbe, grpcio, run_client};
 
 fn start() -> (Server, [SocketAddr; 2]) {
     start_with("", "")
@@ -295,24 +294,11 @@ async fn bad_input_ends_one_call_with_one_status() {
 
 #[test]
 fn grpcio_finds_services_and_health_through_reflection() {
-    let python = match grpcio_python() {
-        Ok(python) => python,
-        Err(reason) => return skip("grpcio", &reason),
+    let Some(python) = grpcio() else {
+        return;
     };
     let (server, [grpc, metrics]) = start();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/client.py");
-    let output = Command::new(python)
-        .arg(script)
-        .arg(grpc.to_string())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    assert_eq!(
-        text(&output).matches("passed ").count(),
-        7,
-        "{}",
-        text(&output)
-    );
+    run_client(&python, "client.py", grpc, 7);
     let page = page(metrics);
     for line in [
         r#"grpcxx_service_calls_total{service="helloworld.Greeter",method="SayHello",code="OK"} 1"#,

@@ -1,9 +1,7 @@
 //! Tensors in messages, through both doors.
 
 use std::net::SocketAddr;
-use std::path::Path;
 use std::pin::Pin;
-use std::process::Command;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt, TryStreamExt, stream};
@@ -16,7 +14,7 @@ use tonic::transport::Channel;
 use tonic_prost::ProstCodec;
 
 use crate::door;
-use crate::python::{grpcio_python, skip, text};
+use crate::support::{grpcio, run_client};
 
 struct MyModel;
 
@@ -62,15 +60,21 @@ fn layer(len: usize, factor: f32) -> Layer {
     }
 }
 
-const LENGTHS: [usize; 6] = [0, 2, 1022, 1024, 100_000, 2 << 20];
-
-#[test]
-fn tensors_cross_over_star_and_are_read_where_they_land() {
+/// A client over star, and the engines of both ends.
+fn start_over_star() -> (ModelClient, [Engine; 2]) {
     let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
     server.add_service(ModelServer::new(MyModel));
     let engine = Engine::builder().start().unwrap();
     let address = server.local_addr().unwrap().to_string();
     let client = ModelClient::new(engine.connect(&address).unwrap());
+    (client, [server, engine])
+}
+
+const LENGTHS: [usize; 6] = [0, 2, 1022, 1024, 100_000, 2 << 20];
+
+#[test]
+fn tensors_cross_over_star_and_are_read_where_they_land() {
+    let (client, _engines) = start_over_star();
     for len in LENGTHS {
         let answer = client.scale(layer(len, 1.0)).wait().unwrap();
         if len >= 1024 {
@@ -90,11 +94,7 @@ fn tensors_cross_over_star_and_are_read_where_they_land() {
 
 #[test]
 fn a_field_that_is_not_set_is_no_tensor() {
-    let server = Engine::builder().listen("127.0.0.1:0").start().unwrap();
-    server.add_service(ModelServer::new(MyModel));
-    let engine = Engine::builder().start().unwrap();
-    let address = server.local_addr().unwrap().to_string();
-    let client = ModelClient::new(engine.connect(&address).unwrap());
+    let (client, _engines) = start_over_star();
     let status = client.scale(Layer::default()).wait().unwrap_err();
     assert_eq!(status.code, Code::InvalidArgument);
     assert!(status.message.contains("without a type"), "{status}");
@@ -135,18 +135,10 @@ async fn tensors_cross_through_the_grpc_door() {
 
 #[test]
 fn a_client_of_grpcio_reads_tensors_by_their_description() {
-    let python = match grpcio_python() {
-        Ok(python) => python,
-        Err(reason) => return skip("grpcio", &reason),
+    let Some(python) = grpcio() else {
+        return;
     };
     let (server, grpc) = start();
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/tensors.py");
-    let output = Command::new(python)
-        .arg(script)
-        .arg(grpc.to_string())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", text(&output));
-    assert_eq!(text(&output).matches("passed ").count(), 2);
+    run_client(&python, "tensors.py", grpc, 2);
     server.shutdown(Duration::ZERO);
 }

@@ -1,6 +1,9 @@
 //! What the tests of services call.
 
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -9,6 +12,8 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt, stream};
 use grpcxx::service::{Code, Metadata, Request, Response, Status, Streaming, Trailers};
 use grpcxx_greeter::probe::{self, Load, Order, Probe, Span};
+
+use crate::python::{grpcio_python, skip, text};
 
 /// Futures that began to wait and were dropped or ended.
 #[derive(Default)]
@@ -129,4 +134,24 @@ impl Probe for MyProbe {
         }
         panic!("on purpose");
     }
+}
+
+/// A python with gRPC's own client, or nothing, loudly, where there is none.
+pub(crate) fn grpcio() -> Option<PathBuf> {
+    grpcio_python()
+        .inspect_err(|reason| skip("grpcio", reason))
+        .ok()
+}
+
+/// Runs a client of these tests, which has so many things to say that they passed.
+pub(crate) fn run_client(python: &Path, script: &str, grpc: SocketAddr, passed: usize) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop");
+    let output = Command::new(python)
+        .arg(folder.join(script))
+        .arg(grpc.to_string())
+        .output()
+        .unwrap();
+    let said = text(&output);
+    assert!(output.status.success(), "{said}");
+    assert_eq!(said.matches("passed ").count(), passed, "{said}");
 }
