@@ -12,8 +12,6 @@
 namespace grpcxx_tensorflow {
 namespace {
 
-using Devices = std::vector<std::unique_ptr<tensorflow::Device>>;
-
 bool IsCpu(const tensorflow::Device& device) { return device.device_type() == "CPU"; }
 
 // Another CPU of the same name, which takes memory from the pool.
@@ -39,7 +37,7 @@ absl::Status NewDevices(const tensorflow::ServerDef& server_def, std::unique_ptr
   options.config = server_def.default_session_config();
   const std::string prefix =
       absl::StrCat("/job:", server_def.job_name(), "/replica:0/task:", server_def.task_index());
-  Devices made;
+  std::vector<std::unique_ptr<tensorflow::Device>> made;
   const absl::Status status = tensorflow::DeviceFactory::AddDevices(options, prefix, &made);
   if (!status.ok()) return status;
   bool takes_pool =

@@ -18,8 +18,8 @@ constexpr size_t kGroupMax = 250;
 // Keys that are remembered for one peer, and as many old ones.
 constexpr size_t kHistoriesMax = 1 << 16;
 // A receive costs some 20 us alone: a group waits as long as others join it faster than that would be lost.
-constexpr std::chrono::microseconds kLookAfter(100);
-constexpr int kLooksMax = 10;
+constexpr std::chrono::microseconds kGroupLookAfter(100);
+constexpr int kGroupLooksMax = 10;
 // Receives that are fewer lose more by waiting for each other than a shared request saves.
 constexpr uint32_t kCompanyMin = 24;
 // How long a key that was late, or had little company, goes alone before that is tried again.
@@ -118,7 +118,7 @@ void Fuser::WasLate(KeyHistory& history) {
 }
 
 void Fuser::LookLater(const std::shared_ptr<Group>& group) {
-  Timer::Instance().RunAfter(kLookAfter, [self = shared_from_this(), group] { self->Look(group); });
+  Timer::Instance().RunAfter(kGroupLookAfter, [self = shared_from_this(), group] { self->Look(group); });
 }
 
 void Fuser::Look(const std::shared_ptr<Group>& group) {
@@ -128,7 +128,7 @@ void Fuser::Look(const std::shared_ptr<Group>& group) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (std::find(groups_.begin(), groups_.end(), group) == groups_.end()) return;
     const uint32_t size = group->histories.size();
-    if (size != group->size_at_last_look && ++group->looks < kLooksMax) {
+    if (size != group->size_at_last_look && ++group->looks < kGroupLooksMax) {
       group->size_at_last_look = size;
     } else {
       receives = Close(group);
