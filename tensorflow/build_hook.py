@@ -7,6 +7,7 @@ therefore asks the same interpreter again, without what pip added to its path. V
   (`uv pip install`, `python -m build`); or `none` for a package without the plugin.
 * `GRPCXX_PLUGINS`: a folder with finished plugins for any number of versions, and maybe the engine and the programs,
   as `build_wheels.py` makes it.
+* `TEST_ENGINE`: not empty for the engine as the tests of Rust are built, which is slower and checks itself more.
 """
 
 import os

@@ -72,14 +72,17 @@ def build_engine(output, say):
     if not (REPOSITORY / "capi/Cargo.toml").is_file():
         raise BuildError(f"{REPOSITORY} is not a checkout of grpcxx: run pip install on the folder tensorflow/ of one")
     say("grpcxx: compiling the engine (minutes, the first time)")
-    command = [cargo, "build", "--release", "--locked", "-p", "grpcxx-python", "--lib"]
-    command.append("--message-format=json-render-diagnostics")
+    command = [cargo, "build", "--locked", "--message-format=json-render-diagnostics"]
     environment = dict(os.environ)
-    if is_free_threaded():
+    if os.environ.get("TEST_ENGINE"):
+        # With the features of the whole workspace nothing is compiled anew.
+        command += FOR_TESTS
+    elif is_free_threaded():
         # There is no stable ABI for these: the library is for this interpreter alone.
-        command.append("--no-default-features")
+        command += [*FOR_USE, "--no-default-features"]
         environment["PYO3_PYTHON"] = sys.executable
     else:
+        command += FOR_USE
         environment["PYO3_NO_PYTHON"] = "1"
     finished = subprocess.run(
         command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True, check=False
@@ -177,6 +180,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 LOADER_NAME = "grpcxx_loader.so"
 # The plugin looks for the C interface by this name.
 LIBRARY_NAME = "libgrpcxx_capi.so"
+# What cargo compiles: the engine alone, or what the tests of Rust need.
+FOR_USE = ["--release", "-p", "grpcxx-python", "--lib"]
+FOR_TESTS = ["--workspace", "--lib", "--bins", "--tests"]
 PROGRAMS = ("grpcxx", "grpcxx-server")
 
 # Does not import TensorFlow, which takes seconds. A folder `tensorflow` without a package in it also has a spec.

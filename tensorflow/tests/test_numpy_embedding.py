@@ -1,5 +1,6 @@
 """The Python worker of examples/embedding, against its servers."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,15 +10,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "examples" / "embedding" / "python"))
+# Behind what is installed, for the package without its engine lies there too.
+sys.path.append(str(ROOT / "tensorflow"))
 
 import embedding  # noqa: E402
+import native  # noqa: E402
 
 import grpcxx  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def program():
-    subprocess.run(["cargo", "build", "--locked", "--quiet", "-p", "grpcxx-embedding"], cwd=ROOT, check=True)
+    chosen = native.FOR_TESTS if os.environ.get("TEST_ENGINE") else ["-p", "grpcxx-embedding"]
+    subprocess.run(["cargo", "build", "--locked", "--quiet", *chosen], cwd=ROOT, check=True)
     return ROOT / "target" / "debug" / "embedding"
 
 
