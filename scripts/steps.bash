@@ -70,10 +70,10 @@ under_loom() {
     [ "$#" -gt 0 ] || set -- memory shm runtime collectives
     for crate in "$@"; do
         case "$crate" in
-        memory) cargo test --locked --release -p grpcxx-memory --test loom || return 1 ;;
-        shm) cargo test --locked --release -p grpcxx-shm --lib interleavings || return 1 ;;
-        runtime) cargo test --locked --release -p grpcxx-runtime --lib loom_ || return 1 ;;
-        collectives) cargo test --locked --release -p grpcxx-collectives --lib loom_ || return 1 ;;
+        memory) cargo test --locked --profile loom -p grpcxx-memory --test loom || return 1 ;;
+        shm) cargo test --locked --profile loom -p grpcxx-shm --lib interleavings || return 1 ;;
+        runtime) cargo test --locked --profile loom -p grpcxx-runtime --lib loom_ || return 1 ;;
+        collectives) cargo test --locked --profile loom -p grpcxx-collectives --lib loom_ || return 1 ;;
         esac
     done
 }

@@ -2,7 +2,7 @@
 //! inbox per shard for everyone else, and the doorbell that ends a shard's sleep.
 //!
 //! The doorbell's protocol is checked by loom: `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
-//! cargo test -p grpcxx-runtime --lib --release loom_`
+//! cargo test -p grpcxx-runtime --lib --profile loom loom_`
 
 mod doorbell;
 mod inbox;
