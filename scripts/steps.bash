@@ -89,20 +89,20 @@ under_miri() {
         echo "NOT RUN: there is no nightly toolchain with Miri, and rustup cannot install one"
         return "$not_run"
     fi
-    if [ "${1:-}" = memory ]; then
-        cargo +nightly miri test --locked -p grpcxx-memory
-        return
-    fi
     # Miri runs the tests of a program one after the other, on one CPU: so two programs run at a time. A process for each
     # test, as nextest makes it, takes longer to start than most tests take.
-    local memory=target/miri/memory.log status=0
+    local log=target/miri/random.log status=0
     mkdir -p target/miri
     cargo +nightly miri setup || return 1
-    cargo +nightly miri test --locked -p grpcxx-memory >"$memory" 2>&1 &
+    cargo +nightly miri test --locked -p grpcxx-memory --test random >"$log" 2>&1 &
     local other=$!
-    cargo +nightly miri test --locked -p grpcxx-rpc --lib &&
-        cargo +nightly miri test --locked -p grpcxx-runtime --lib mesh || status=1
+    cargo +nightly miri test --locked -p grpcxx-memory --lib --test heap_free &&
+        cargo +nightly miri test --locked -p grpcxx-memory --doc || status=1
+    if [ "${1:-}" != memory ]; then
+        cargo +nightly miri test --locked -p grpcxx-rpc --lib &&
+            cargo +nightly miri test --locked -p grpcxx-runtime --lib mesh || status=1
+    fi
     wait "$other" || status=1
-    cat "$memory"
+    cat "$log"
     return "$status"
 }
