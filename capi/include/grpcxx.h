@@ -413,7 +413,7 @@ typedef struct grpcxx_peer grpcxx_peer;
 /* The peer with this star address, "host:port". A name is looked up before each dial, on a thread of the engine. */
 grpcxx_status *grpcxx_peer_new(grpcxx_engine *engine, const char *address, size_t address_size, grpcxx_peer **peer);
 /* Says which task the cluster has at a star address: from the next connection on, a server there whose certificate
- * names another task is not called (docs/tls.md). */
+ * names another task is not called (docs/tls.md). Fails with INVALID_ARGUMENT for an address that is no host:port. */
 grpcxx_status *grpcxx_engine_expect_task(grpcxx_engine *engine, const char *address, size_t address_size,
                                          const char *job, size_t job_size, uint32_t task_index);
 grpcxx_peer *grpcxx_peer_retain(grpcxx_peer *peer);

@@ -176,8 +176,7 @@ pub(crate) unsafe extern "C" fn grpcxx_engine_expect_task(
             return Err(invalid("job is empty; give the name of the task's job"));
         }
         let task = TaskId::new(job, task_index);
-        engine.client().expect_task(address, task);
-        Ok(())
+        engine.client().expect_task(address, task)
     })
 }
 

@@ -123,7 +123,7 @@ impl Joining {
             let peer = || {
                 // Where there are certificates, a rank proves by its own who it says that it is.
                 if let Some(task) = who.task() {
-                    client.expect_task(address, task);
+                    client.expect_task(address, task)?;
                 }
                 client.peer_on(address, shard)
             };

@@ -220,7 +220,8 @@ impl Engine {
         let address = address.0.as_str();
         let client = self.core.client().clone();
         if let Some((Word(job), index)) = task {
-            client.expect_task(address, TaskId::new(job.as_str(), index));
+            let task = TaskId::new(job.as_str(), index);
+            checked(py, client.expect_task(address, task))?;
         }
         let peer = checked(py, client.peer(address))?;
         Ok(Peer::new(Arc::clone(&self.core), client, peer))

@@ -155,19 +155,29 @@ impl Client {
 
     /// Says which task the cluster has at a star address. A server that is dialled there by TLS and
     /// whose certificate names another task is not called. It counts for connections that are made
-    /// later, until another task is expected there, and for as many addresses as there may be
-    /// peers.
-    pub fn expect_task(&self, address: &str, task: TaskId) {
+    /// later, until another task is expected there.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` if the address is no `host:port`, `RESOURCE_EXHAUSTED` if tasks are
+    /// expected at as many addresses as there may be peers.
+    pub fn expect_task(&self, address: &str, task: TaskId) -> Result<(), Status> {
+        Host::parse(address)?;
         let mut peers = self.shared.peers();
+        if peers.tasks.len() >= limits::PEERS && !peers.tasks.contains_key(address) {
+            let text = format!(
+                "{address} would be one more than {} addresses at which tasks are expected",
+                limits::PEERS
+            );
+            return Err(Status::new(Code::ResourceExhausted, text).because(Reason::Limit));
+        }
         let task = Arc::new(task);
         let known = peers.by_address.get(address);
         known
             .into_iter()
             .flat_map(BTreeMap::values)
             .for_each(|peer| peer.expect(&task));
-        if peers.tasks.len() < limits::PEERS || peers.tasks.contains_key(address) {
-            peers.tasks.insert(address.to_owned(), task);
-        }
+        peers.tasks.insert(address.to_owned(), task);
+        Ok(())
     }
 
     /// This task as a peer of itself, for calls that concern a step: they begin on its home shard.

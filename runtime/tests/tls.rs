@@ -101,7 +101,10 @@ fn a_server_that_proves_to_be_another_task_is_not_called() {
     let [server, worker] = ["ps", "worker"].map(|job| authority.start(job, &[REQUIRE, NO_SHM]));
     let address = server.local_addr().unwrap().to_string();
     let other = Engine::start(authority.options("worker", &[REQUIRE, NO_SHM])).unwrap();
-    other.client().expect_task(&address, TaskId::new("ps", 1));
+    other
+        .client()
+        .expect_task(&address, TaskId::new("ps", 1))
+        .unwrap();
     let request = Request::RecvTensor {
         step_id: 1,
         key: key(&server, 0),
@@ -114,11 +117,17 @@ fn a_server_that_proves_to_be_another_task_is_not_called() {
     assert!(status.message.contains("ps/1 was called"), "{status:?}");
     assert_eq!(server.counters().requests, 0);
 
-    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    worker
+        .client()
+        .expect_task(&address, TaskId::new("ps", 0))
+        .unwrap();
     exchange(&server, &worker, 0);
 
     // Another task may take a port that was free, and be expected there then.
-    other.client().expect_task(&address, TaskId::new("ps", 0));
+    other
+        .client()
+        .expect_task(&address, TaskId::new("ps", 0))
+        .unwrap();
     exchange(&server, &other, 0);
 }
 
@@ -130,7 +139,10 @@ fn the_server_that_is_called_has_the_name_of_its_task_in_its_certificate() {
     authority.sign("ps", "grpcxx://c/worker/7");
     let server = Engine::start(authority.options("ps", &[REQUIRE, NO_SHM])).unwrap();
     let address = server.local_addr().unwrap().to_string();
-    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    worker
+        .client()
+        .expect_task(&address, TaskId::new("ps", 0))
+        .unwrap();
     let status = refusal(&worker, &server);
     assert_eq!(server.counters().requests, 0);
     for text in [
@@ -144,7 +156,10 @@ fn the_server_that_is_called_has_the_name_of_its_task_in_its_certificate() {
 
     let right = authority.start("ps", &[REQUIRE, NO_SHM]);
     let address = right.local_addr().unwrap().to_string();
-    worker.client().expect_task(&address, TaskId::new("ps", 0));
+    worker
+        .client()
+        .expect_task(&address, TaskId::new("ps", 0))
+        .unwrap();
     exchange(&right, &worker, 0);
 }
 

@@ -29,6 +29,9 @@ pub enum ServerError {
     /// A tensor of the model cannot be served.
     #[error("the model cannot be served: {0}")]
     Store(Status),
+    /// A task of the cluster cannot be called.
+    #[error("a task of the cluster cannot be called: {0}")]
+    Peer(Status),
     /// The options contradict each other.
     #[error("{0}")]
     Contradiction(String),
@@ -65,6 +68,7 @@ impl ServerError {
             | Self::Address(_)
             | Self::Model(_)
             | Self::Store(_)
+            | Self::Peer(_)
             | Self::Contradiction(_) => None,
         }
     }

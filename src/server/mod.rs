@@ -149,16 +149,17 @@ impl Server {
         let hosts = cluster.hosts().chain(stars).map(str::to_owned);
         engine_options.policy.tasks = hosts.collect();
         let listen = engine_options.listen;
-        let mut stored = Ok(());
+        let (mut stored, mut told) = (Ok(()), Ok(()));
         let engine = Engine::start_with(engine_options, |engine| {
             stored = engine.store_put(share);
             if let Some(topology) = &topology {
-                tell_of_cluster(engine, topology);
+                told = tell_of_cluster(engine, topology);
             }
             prepare(engine);
         });
         let engine = engine.map_err(|error| explain(error, listen))?;
         stored.map_err(ServerError::Store)?;
+        told.map_err(ServerError::Peer)?;
         let client = engine.client();
         let report = engine.start_report().clone();
         let authority = engine.authority();
@@ -298,15 +299,16 @@ impl fmt::Debug for Server {
 }
 
 /// Tells an engine which tasks there are, and lets peers ask it to pull the model from them.
-fn tell_of_cluster(engine: &Engine, topology: &Topology) {
+fn tell_of_cluster(engine: &Engine, topology: &Topology) -> Result<(), Status> {
     let client = engine.client();
     for known in topology.tasks() {
-        client.expect_task(&known.star, known.task.clone());
+        client.expect_task(&known.star, known.task.clone())?;
     }
     let sources = topology.job(PS_JOB).map(|ps| ps.star.clone()).collect();
     let driver = engine.start_report().driver.to_string();
     let function = model_pull::ModelPull::new(client, sources, driver);
     engine.register(MODEL_PULL, Arc::new(function));
+    Ok(())
 }
 
 /// The tensors of `model` that `task` holds, in memory; none if it is not a ps.

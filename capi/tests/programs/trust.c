@@ -97,6 +97,7 @@ static void a_server_that_proves_to_be_another_task_is_not_called(const char *fo
   OK(grpcxx_engine_expect_task(worker, address, strlen(address), TEXT("ps"), 0));
   CHECK(ask(worker, server, GRPCXX_GET_STATUS, NULL, 0) == GRPCXX_OK);
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_expect_task(worker, address, strlen(address), "", 0, 0));
+  FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_expect_task(worker, TEXT("no-port"), TEXT("ps"), 0));
   FAILS(GRPCXX_INVALID_ARGUMENT, grpcxx_engine_expect_task(NULL, TEXT("127.0.0.1:1"), TEXT("ps"), 0));
   FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_check_plain_call(worker, TEXT("127.0.0.1:1")));
   FAILS(GRPCXX_FAILED_PRECONDITION, grpcxx_engine_check_plain_answer(worker, TEXT("127.0.0.1:1")));

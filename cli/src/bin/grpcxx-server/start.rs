@@ -268,9 +268,10 @@ fn failure(error: ServerError) -> Failure {
         .and_then(Exit::of_system)
         .unwrap_or(match &error {
             ServerError::EndpointMap(error) => Exit::of_map(error),
-            ServerError::Cluster(_) | ServerError::Address(_) | ServerError::Contradiction(_) => {
-                Exit::Config
-            }
+            ServerError::Cluster(_)
+            | ServerError::Address(_)
+            | ServerError::Peer(_)
+            | ServerError::Contradiction(_) => Exit::Config,
             ServerError::Model(_) | ServerError::Store(_) => Exit::Data,
             ServerError::Engine(error) => Exit::of_engine(error),
             ServerError::StarPort { .. } | ServerError::Control(_) => Exit::System,

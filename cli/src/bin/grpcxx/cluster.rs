@@ -115,7 +115,7 @@ impl Cluster {
         let (client, driver) = (engine.client(), engine.start_report().driver.to_string());
         for task in &tasks {
             if let Some(id) = task.id() {
-                client.expect_task(&task.star, id);
+                client.expect_task(&task.star, id)?;
             }
         }
         let (certificates, authority) = (engine.certificates(), engine.authority());
