@@ -20,13 +20,15 @@ pub enum Op {
     Push,
     /// Steps of a worker: take all tensors, then give as many.
     Ps,
+    /// Calls of a function, one after the other, with a tensor each way.
+    Call,
     /// Calls of a method of a service, one after the other, with a message each way.
     Unary,
     /// Messages that a method of a service streams.
     Stream,
 }
 
-/// From where calls of a service are made.
+/// From where functions and methods are called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Api {
     /// From futures on the shards that have the connections.
@@ -43,9 +45,9 @@ pub enum Api {
 pub struct RunOptions {
     /// What to measure.
     pub op: Op,
-    /// From where it is called; methods of a service alone are called from anywhere but a shard.
+    /// From where it is called; functions and methods alone are called from anywhere but a shard.
     pub api: Api,
-    /// The tensors of a step, or the message of a service.
+    /// The tensors of a step, or what a function or a method takes and gives.
     pub payload: PayloadSpec,
     /// Number of connections, over all servers.
     pub connections: usize,
@@ -68,12 +70,13 @@ pub struct RunOptions {
 
 impl Op {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Latency,
         Self::Rate,
         Self::Pull,
         Self::Push,
         Self::Ps,
+        Self::Call,
         Self::Unary,
         Self::Stream,
     ];
@@ -86,14 +89,15 @@ impl Op {
             Self::Pull => "pull",
             Self::Push => "push",
             Self::Ps => "ps",
+            Self::Call => "call",
             Self::Unary => "unary",
             Self::Stream => "stream",
         }
     }
 
-    /// Whether methods of a service are called.
-    pub const fn is_typed(self) -> bool {
-        matches!(self, Self::Unary | Self::Stream)
+    /// Whether a function or a method is called, as programs do from wherever they are.
+    pub const fn has_api(self) -> bool {
+        matches!(self, Self::Call | Self::Unary | Self::Stream)
     }
 
     /// Whether tensors or messages come from the server.
@@ -103,7 +107,7 @@ impl Op {
 
     /// Whether tensors or messages go to the server.
     pub const fn pushes(self) -> bool {
-        matches!(self, Self::Push | Self::Ps | Self::Unary)
+        matches!(self, Self::Push | Self::Ps | Self::Call | Self::Unary)
     }
 
     /// How often the payload crosses the link in one step.
@@ -127,8 +131,8 @@ impl FromStr for Op {
             .find(|op| op.name() == text)
             .ok_or_else(|| {
                 format!(
-                    "{text:?} is no operation; write latency, rate, pull, push or ps, or unary or \
-                     stream"
+                    "{text:?} is no operation; write latency, rate, pull, push or ps, or call, \
+                     unary or stream"
                 )
             })
     }
@@ -179,7 +183,7 @@ impl RunOptions {
                 DURATION_MAX.as_secs()
             ));
         }
-        self.check_typed()?;
+        self.check_api()?;
         match self.rate {
             Some(rate) if !(RATE_MIN..=RATE_MAX).contains(&rate) => Err(format!(
                 "cannot begin {rate} steps a second; write {RATE_MIN} to {RATE_MAX}"
@@ -188,20 +192,20 @@ impl RunOptions {
         }
     }
 
-    fn check_typed(&self) -> Result<(), String> {
+    fn check_api(&self) -> Result<(), String> {
         let (op, api, payload) = (self.op, self.api, &self.payload);
-        if !op.is_typed() {
+        if !op.has_api() {
             return match api {
                 Api::Shard => Ok(()),
                 _ => Err(format!(
-                    "tensors are measured from the shard; write unary or stream instead of {op} \
-                     to call from a {api}"
+                    "{op} is measured from the shard; write call, unary or stream to call from a \
+                     {api}"
                 )),
             };
         }
         if payload.count != 1 || payload.mix != Mix::Same || payload.serialized {
             return Err(format!(
-                "{op} has one message of one size; leave out what is of tensors"
+                "{op} has one message of one size; leave out what is of many"
             ));
         }
         if payload.size_bytes > MESSAGE_BYTES_MAX {

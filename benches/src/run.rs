@@ -1,5 +1,5 @@
+mod callers;
 mod load;
-mod typed;
 
 use std::fmt;
 use std::sync::mpsc::channel;
@@ -135,8 +135,8 @@ impl BenchClient {
             .map_err(|text| Status::new(Code::InvalidArgument, text))?;
         self.connect(options.connections)?;
         let peers = self.peers(options.connections)?;
-        if options.op.is_typed() {
-            return self.run_typed(&peers, options);
+        if options.op.has_api() {
+            return self.run_callers(&peers, options);
         }
         let sessions = self.open_sessions(&peers, options)?;
         let outcome = self.load(peers.clone(), &sessions, options);

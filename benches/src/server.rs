@@ -53,6 +53,10 @@ impl BenchServer {
                 Ok(wire::result(sessions.close(number.unwrap_or_default())))
             }),
         );
+        engine.register_fn(wire::ECHO, |mut call: GraphCall| {
+            let value = call.take_feed(wire::VALUE)?;
+            Ok(vec![(Text::from(wire::VALUE), value)])
+        });
         engine.register(
             wire::USAGE,
             Arc::new(|_: GraphCall| Ok(wire::result(usage::cpu_time().as_secs_f64()))),

@@ -58,9 +58,9 @@ fn each_operation_runs_fused_and_not_with_its_contents_compared() {
 }
 
 #[test]
-fn methods_are_called_and_streamed_from_everywhere_with_their_contents_compared() {
+fn functions_and_methods_are_called_from_everywhere_with_their_contents_compared() {
     let (_server, client) = pair(2);
-    for op in [Op::Unary, Op::Stream] {
+    for op in [Op::Call, Op::Unary, Op::Stream] {
         for api in [Api::Shard, Api::Thread, Api::Tokio] {
             for size_bytes in [0, 64, 100_000] {
                 let mut options = RunOptions {

@@ -89,10 +89,12 @@ pub(super) const CLOSE: &str = "grpcxx.bench.close";
 pub(super) const USAGE: &str = "grpcxx.bench.usage";
 /// Takes tensors.
 pub(super) const PUSH: &str = "grpcxx.bench.push";
+/// Gives its argument back.
+pub(super) const ECHO: &str = "grpcxx.bench.echo";
 /// Opens a port for plain sockets; its number comes back.
 pub(super) const FLOOR_PORT: &str = "grpcxx.bench.floor.port";
 /// Serves plain sockets on the shard's thread until the client ends it.
 pub(super) const FLOOR_SERVE: &str = "grpcxx.bench.floor.serve";
 
 /// Name of arguments and results.
-const VALUE: &str = "value";
+pub(super) const VALUE: &str = "value";

@@ -60,7 +60,7 @@ pub(super) fn measure(
         medium: "spinning sockets",
         measured,
     });
-    let is_small = matches!(options.op, Op::Latency | Op::Rate | Op::Unary);
+    let is_small = matches!(options.op, Op::Latency | Op::Rate | Op::Call | Op::Unary);
     let in_flight = (options.connections * options.depth).min(RING_MESSAGES_MAX);
     let crossings = options.op.crossings();
     let (quiet, _) = hold(&engine.client(), peer)?;

@@ -81,10 +81,10 @@ fn benches_print_one_object_with_the_documented_keys() {
 }
 
 #[test]
-fn methods_of_services_are_measured_from_shards_threads_and_tokio() {
+fn functions_and_methods_are_measured_from_shards_threads_and_tokio() {
     let folder = tempfile::tempdir().unwrap();
     let server = Server::start();
-    for op in ["unary", "stream"] {
+    for op in ["call", "unary", "stream"] {
         for api in ["shard", "thread", "tokio"] {
             let arguments =
                 format!("--op {op} --api {api} --connections 2 --depth 3 --verify --limit --json");
@@ -159,7 +159,7 @@ fn what_cannot_be_measured_is_refused_in_words() {
         "smaller or fewer",
     );
     refused(&format!("{run} --api fiber"), 64, "shard, thread or tokio");
-    refused(&format!("{run} --api tokio"), 64, "unary or stream");
+    refused(&format!("{run} --api tokio"), 64, "call, unary or stream");
     refused(&format!("{run} --count 0"), 64, "count is 0");
     refused(&format!("{run} --depth 0"), 64, "depth is 0");
     refused(&format!("{run} --rate 0"), 64, "0 steps a second");

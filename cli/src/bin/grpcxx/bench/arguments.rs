@@ -64,11 +64,13 @@ pub(crate) struct RunArguments {
     pub(crate) connect: Vec<String>,
 
     /// latency and rate: receive COUNT tensors; pull, push: a step of all tensors; ps: pull, then
-    /// push; unary: call a method of a service; stream: take the messages that one sends
+    /// push; call: a function, with a tensor each way; unary: a method of a service; stream: take
+    /// the messages that one sends
     #[arg(long, value_name = "OP", default_value = "latency")]
     pub(crate) op: Op,
 
-    /// From where a method is called: shard, thread (an ordinary one for each connection) or tokio
+    /// From where call, unary and stream are made: shard, thread (an ordinary one for each
+    /// connection) or tokio
     #[arg(long, value_name = "API", default_value = "shard")]
     pub(crate) api: Api,
 

@@ -1,15 +1,14 @@
-//! Typed calls and streams, made from a shard, from ordinary threads or in tokio.
+//! Calls of functions and of methods, and streams, from a shard, from ordinary threads or in tokio.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use bytes::Bytes;
 use futures_util::future::{AbortHandle, Abortable};
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, TryStreamExt};
-use grpcxx_rpc::{Code, Status};
+use grpcxx_rpc::{Code, DType, GraphCall, Shape, Status, Tensor};
 use grpcxx_runtime::{Peer, Remote};
 use quanta::Instant;
 
@@ -17,6 +16,7 @@ use super::super::lane::Recorder;
 use super::super::options::{Api, Op, RunOptions};
 use super::super::typed::contents;
 use super::super::typed::proto::{Load, Order, TypedClient};
+use super::super::wire;
 use super::load::{collect, span_of};
 use super::{BenchClient, Outcome, not_a_bench};
 
@@ -35,7 +35,7 @@ struct Course {
 }
 
 impl BenchClient {
-    pub(super) fn run_typed(
+    pub(super) fn run_callers(
         &self,
         peers: &[Peer],
         options: &RunOptions,
@@ -54,15 +54,16 @@ impl BenchClient {
         let (ended, ends) = channel();
         let mut threads = Vec::new();
         let mut aborts = Vec::new();
-        for clients in self.clients_by_caller(peers, options.api) {
+        for connections in self.connections_by_caller(peers, options.api) {
             let (abort, registration) = AbortHandle::new_pair();
             aborts.push(abort);
             let (course, ended) = (Arc::clone(&course), ended.clone());
-            let shard = clients[0].0.shard();
+            let first = connections[0].peer().clone();
+            let shard = first.shard();
             let work = async move {
                 let recorder = Mutex::default();
-                let calls = Abortable::new(course.call_all(&clients, &recorder), registration);
-                let result = calls.await.unwrap_or_else(|_| Err(silent(&clients[0].0)));
+                let calls = Abortable::new(course.call_all(&connections, &recorder), registration);
+                let result = calls.await.unwrap_or_else(|_| Err(silent(&first)));
                 if result.is_err() {
                     course.is_failed.store(true, Ordering::Relaxed);
                 }
@@ -109,44 +110,76 @@ impl BenchClient {
     }
 
     /// The connections of each caller: those of a shard, or one of each thread.
-    fn clients_by_caller(&self, peers: &[Peer], api: Api) -> Vec<Vec<(Peer, TypedClient)>> {
-        let client = |peer: &Peer| {
-            let remote = Remote::new(self.engine.client(), peer.clone());
-            (peer.clone(), TypedClient::new(remote))
-        };
+    fn connections_by_caller(&self, peers: &[Peer], api: Api) -> Vec<Vec<Remote>> {
+        let connection = |peer: &Peer| Remote::new(self.engine.client(), peer.clone());
         if api != Api::Shard {
-            return peers.iter().map(|peer| vec![client(peer)]).collect();
+            return peers.iter().map(|peer| vec![connection(peer)]).collect();
         }
         let of_shard = |shard| {
             let peers = peers.iter().filter(move |peer| peer.shard() == shard);
-            peers.map(client).collect::<Vec<_>>()
+            peers.map(connection).collect::<Vec<_>>()
         };
         let shards = (0..self.engine.start_report().shards).map(of_shard);
-        shards.filter(|clients| !clients.is_empty()).collect()
+        shards
+            .filter(|connections| !connections.is_empty())
+            .collect()
     }
 }
 
 impl Course {
     async fn call_all(
         &self,
-        clients: &[(Peer, TypedClient)],
+        connections: &[Remote],
         recorder: &Mutex<Recorder>,
     ) -> Result<(), Status> {
         let slots = FuturesUnordered::new();
-        for (peer, client) in clients {
+        for connection in connections {
             for _ in 0..self.depth {
                 let slot = match self.op {
-                    Op::Stream => self.stream(client, recorder).boxed(),
-                    _ => self.call(client, recorder).boxed(),
+                    Op::Call => self.call_function(connection, recorder).boxed(),
+                    Op::Stream => self.stream(connection, recorder).boxed(),
+                    _ => self.call_method(connection, recorder).boxed(),
                 };
-                slots.push(slot.map(|ended| ended.map_err(|status| not_a_bench(peer, status))));
+                slots.push(
+                    slot.map(|ended| {
+                        ended.map_err(|status| not_a_bench(connection.peer(), status))
+                    }),
+                );
             }
         }
         slots.try_collect().await
     }
 
-    /// One call behind the other.
-    async fn call(&self, client: &TypedClient, recorder: &Mutex<Recorder>) -> Result<(), Status> {
+    /// One call of a function behind the other.
+    async fn call_function(
+        &self,
+        connection: &Remote,
+        recorder: &Mutex<Recorder>,
+    ) -> Result<(), Status> {
+        let data = contents(self.bytes);
+        let shape = Shape::new(&[self.bytes])?;
+        let argument = Tensor::new(DType::UInt8, shape, data.to_vec())?;
+        let call = GraphCall::new(wire::ECHO)
+            .with_feed(wire::VALUE, argument)
+            .with_fetch(wire::VALUE);
+        loop {
+            let begin = Instant::now();
+            if self.is_over(begin, recorder) {
+                return Ok(());
+            }
+            let fetched = connection.run(call.clone()).await?;
+            self.accept(&data, &fetched.get(wire::VALUE)?.data)?;
+            self.note(begin, Instant::now(), recorder);
+        }
+    }
+
+    /// One call of a method behind the other.
+    async fn call_method(
+        &self,
+        connection: &Remote,
+        recorder: &Mutex<Recorder>,
+    ) -> Result<(), Status> {
+        let client = TypedClient::new(connection.clone());
         let data = contents(self.bytes);
         loop {
             let begin = Instant::now();
@@ -161,7 +194,8 @@ impl Course {
     }
 
     /// One message behind the other.
-    async fn stream(&self, client: &TypedClient, recorder: &Mutex<Recorder>) -> Result<(), Status> {
+    async fn stream(&self, connection: &Remote, recorder: &Mutex<Recorder>) -> Result<(), Status> {
+        let client = TypedClient::new(connection.clone());
         let data = contents(self.bytes);
         let order = Order { bytes: self.bytes };
         let mut loads = client.flood(order).await?.into_inner();
@@ -178,7 +212,7 @@ impl Course {
         Ok(())
     }
 
-    fn accept(&self, expected: &Bytes, arrived: &Bytes) -> Result<(), Status> {
+    fn accept(&self, expected: &[u8], arrived: &[u8]) -> Result<(), Status> {
         let is_same = match self.verify {
             true => arrived == expected,
             false => arrived.len() == expected.len(),
@@ -186,7 +220,7 @@ impl Course {
         if is_same {
             return Ok(());
         }
-        let text = "a message is not what was sent; see --verify";
+        let text = "what came back is not what was sent; see --verify";
         Err(Status::new(Code::DataLoss, text))
     }
 
