@@ -38,72 +38,6 @@ class Counted:
 # ---- Calls
 
 
-def test_a_function_gets_arrays_and_returns_arrays(server, client):
-    @server.register
-    def scale(values, factor):
-        return {"scaled": values * factor, "sum": values.sum()}
-
-    values = np.arange(6, dtype=np.float32).reshape(2, 3)
-    results = client.call("scale", {"values": values, "factor": np.float32(2)}, ["scaled", "sum"])
-    np.testing.assert_array_equal(results["scaled"], values * 2)
-    assert results["sum"].shape == () and results["sum"] == 15
-    np.testing.assert_array_equal(client.call("scale", {"values": values, "factor": 3}, "scaled"), values * 3)
-
-
-def test_a_bare_value_is_the_result(server, client):
-    server.register(lambda x: x + 1, name="next")
-    assert client.call("next", {"x": 41}) == 42
-
-
-def test_a_function_may_return_nothing(server, client):
-    called = []
-    server.register(lambda: called.append(1), name="note")
-    assert client.call("note", fetch=[]) == {}
-    assert called == [1]
-
-
-def test_what_a_function_raises_comes_as_an_error(server, client):
-    def refuse():
-        raise grpcxx.Error(Code.PERMISSION_DENIED, "not today")
-
-    def stumble():
-        raise ValueError("a wrong value")
-
-    server.register(refuse)
-    server.register(stumble)
-    with pytest.raises(grpcxx.Error, match="PERMISSION_DENIED: not today") as caught:
-        client.call("refuse")
-    assert caught.value.code is Code.PERMISSION_DENIED
-    assert caught.value.reason is Reason.PEER
-    with pytest.raises(grpcxx.Error, match="UNKNOWN: ValueError: a wrong value"):
-        client.call("stumble")
-
-
-def test_the_log_shows_the_begin_of_what_a_function_raises(server, client, caplog):
-    def fails():
-        raise ValueError("wrong " * 100_000)
-
-    server.register(fails)
-    with pytest.raises(grpcxx.Error, match="ValueError: wrong"):
-        client.call("fails")
-    assert "a registered function failed: ValueError of 600000 characters: wrong" in caplog.text
-    assert len(caplog.text) < 10_000
-
-
-def test_the_log_names_an_exception_without_words(server, client, caplog):
-    class Mute(Exception):
-        def __str__(self):
-            raise ValueError("no words")
-
-    def fails():
-        raise Mute
-
-    server.register(fails)
-    with pytest.raises(grpcxx.Error, match="Mute"):
-        client.call("fails")
-    assert "a registered function failed" in caplog.text and "Mute" in caplog.text
-
-
 def test_the_words_of_an_answer_decide_nothing(server, client):
     def imitate():
         raise grpcxx.Error(Code.INTERNAL, "Seastar channel: connection is timeout")
@@ -113,18 +47,6 @@ def test_the_words_of_an_answer_decide_nothing(server, client):
         client.call("imitate")
     assert not isinstance(caught.value, grpcxx.Unavailable)
     assert caught.value.reason is Reason.PEER
-
-
-def test_wrong_names_are_told(server, client):
-    server.register(lambda x: x, name="same")
-    with pytest.raises(grpcxx.Error, match="no function") as caught:
-        client.call("sane", {"x": 1})
-    assert caught.value.code is Code.NOT_FOUND
-    with pytest.raises(grpcxx.Error, match="missing a required argument: 'x'") as caught:
-        client.call("same", {"y": 1})
-    assert caught.value.code is Code.INVALID_ARGUMENT
-    with pytest.raises(grpcxx.Error, match="returns result, and not other"):
-        client.call("same", {"x": 1}, "other")
 
 
 def test_a_call_in_vain_ends_with_its_timeout(server, client):
@@ -371,14 +293,6 @@ def test_arrays_outlive_client_and_server():
     np.testing.assert_array_equal(array, np.arange(MEGABYTE))
 
 
-def test_feeds_of_a_function_may_be_kept(server, client):
-    kept = []
-    server.register(lambda x: kept.append(x), name="keep")
-    client.call("keep", {"x": np.arange(MEGABYTE)}, [])
-    client.call("keep", {"x": np.arange(MEGABYTE) * 2}, [])
-    np.testing.assert_array_equal(kept[0] * 2, kept[1])
-
-
 def test_an_answer_is_sent_from_the_memory_of_the_array(server, client):
     array = np.arange(MEGABYTE)
     server.register(lambda: array, name="whole")
@@ -578,25 +492,6 @@ def run_python(program, **options):
     )
 
 
-def test_the_log_names_a_short_function_that_holds_its_shard():
-    program = """
-import logging
-import time
-import grpcxx
-
-logging.basicConfig()
-grpcxx.log_to(logging.getLogger())
-with grpcxx.Server() as server, grpcxx.Client(server.address) as client:
-    @server.register(short=True)
-    def dozes():
-        time.sleep(0.2)
-
-    client.call("dozes", fetch=[])
-"""
-    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "held its shard" in finished.stderr and "dozes" in finished.stderr, finished.stderr
-
-
 def test_a_program_that_closes_nothing_ends(server):
     program = f"""
 import grpcxx, numpy
@@ -609,32 +504,6 @@ print(client.pull("x").sum())
     process = run_python(program)
     output, errors = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "499999500000\n"), errors
-
-
-def test_a_program_ends_after_its_functions():
-    program = """
-import grpcxx, threading, time
-server = grpcxx.Server()
-begun = threading.Event()
-def work():
-    begun.set()
-    time.sleep(0.5)
-    print("worked", flush=True)
-server.register(work)
-client = grpcxx.Client(server.address)
-client.call_async("work", fetch=[])
-begun.wait()
-"""
-    process = run_python(program)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, output) == (0, "worked\n"), errors
-
-
-def test_a_function_may_close_its_server(server, client):
-    server.register(lambda: server.close(grace=0), name="stop")
-    with pytest.raises(grpcxx.Unavailable):
-        client.call("stop", fetch=[])
-    assert server.wait(20)
 
 
 def test_ctrl_c_ends_a_call_that_waits(server):
