@@ -27,7 +27,7 @@ enum UniqueOwner {
     Nobody,
     Arena(UniqueBlock),
     Heap(HeapBlock),
-    Foreign(DropOnly),
+    Foreign(Arc<dyn Send + Sync>),
 }
 
 /// An owner that is never used again but for its drop.
@@ -71,10 +71,23 @@ impl BufferMut {
     /// `owner` is dropped, and that nothing else reads or writes until then. `len` is at most
     /// `isize::MAX`.
     pub unsafe fn from_foreign(start: NonNull<u8>, len: usize, owner: Box<dyn Send>) -> Self {
+        let owner = Arc::new(DropOnly::new(owner));
+        // SAFETY: stated by the caller.
+        unsafe { Self::from_shared(start, len, owner) }
+    }
+
+    /// # Safety
+    /// `start` points to `len` initialised bytes that stay there, and that nothing else reads or
+    /// writes, until `owner` is dropped.
+    pub(crate) unsafe fn from_shared(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Send + Sync>,
+    ) -> Self {
         Self {
             start: Start(start),
             len,
-            owner: UniqueOwner::Foreign(DropOnly::new(owner)),
+            owner: UniqueOwner::Foreign(owner),
         }
     }
 
@@ -99,8 +112,8 @@ impl BufferMut {
         }
     }
 
-    /// Gives up the right to write. Copies nothing, and allocates nothing if the memory is an
-    /// arena's.
+    /// Gives up the right to write. Copies nothing, and allocates nothing unless the memory is the
+    /// heap's.
     #[inline]
     pub fn freeze(self) -> Buffer {
         if self.len == 0 {
@@ -110,7 +123,7 @@ impl BufferMut {
             UniqueOwner::Nobody => return Buffer::new(),
             UniqueOwner::Arena(block) => SharedOwner::Arena(block.share()),
             UniqueOwner::Heap(block) => SharedOwner::Heap(Arc::new(block)),
-            UniqueOwner::Foreign(owner) => SharedOwner::Foreign(Arc::new(owner)),
+            UniqueOwner::Foreign(owner) => SharedOwner::Foreign(owner),
         };
         // SAFETY: the bytes were this buffer's alone, nobody can write them any more, and the owner
         // keeps them.

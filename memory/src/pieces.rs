@@ -9,12 +9,10 @@ use std::sync::{Arc, Mutex};
 use crate::BufferMut;
 
 /// A buffer that was split, until the last of its pieces is gone.
-struct Whole {
+struct Whole<F: FnOnce(BufferMut)> {
     buffer: Option<BufferMut>,
-    returned: Mutex<Option<Returned>>,
+    returned: Mutex<Option<F>>,
 }
-
-type Returned = Box<dyn FnOnce(BufferMut) + Send>;
 
 impl BufferMut {
     /// Splits the buffer into pieces that end at `ends`, so that each can be written, frozen and
@@ -41,7 +39,7 @@ impl BufferMut {
         let start = self.start_mut();
         let whole = Arc::new(Whole {
             buffer: Some(self),
-            returned: Mutex::new(Some(Box::new(returned))),
+            returned: Mutex::new(Some(returned)),
         });
         let mut first = 0;
         let piece = |&end: &usize| {
@@ -50,13 +48,13 @@ impl BufferMut {
             // SAFETY: the range lies in the buffer, as was asserted, so the place is inside of it.
             // No two ranges overlap, and the buffer that owns the memory is not touched before
             // `whole`, which each piece keeps, is dropped.
-            unsafe { Self::from_foreign(start.add(at), len, Box::new(Arc::clone(&whole))) }
+            unsafe { Self::from_shared(start.add(at), len, Arc::clone(&whole) as _) }
         };
         ends.iter().map(piece).collect()
     }
 }
 
-impl Drop for Whole {
+impl<F: FnOnce(BufferMut)> Drop for Whole<F> {
     fn drop(&mut self) {
         let returned = self.returned.get_mut();
         let returned = returned.unwrap_or_else(std::sync::PoisonError::into_inner);
