@@ -338,7 +338,7 @@ impl Group {
         tensor: Tensor,
         output: Option<BufferMut>,
         ending: &Arc<Ending>,
-    ) -> Result<Machine, Status> {
+    ) -> Result<Box<Machine>, Status> {
         self.check(operator, &tensor)?;
         let shape = operator.agreed_shape(self.rank(), self.size(), &tensor.shape)?;
         let element_bytes = tensor.dtype.element_bytes().unwrap_or(1);

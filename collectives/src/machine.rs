@@ -9,13 +9,13 @@ use std::ops::Range;
 
 use grpcxx_memory::{Buffer, BufferMut};
 use grpcxx_rpc::{Code, Status};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use self::segments::Segments;
 pub(crate) use self::segments::{SEGMENT_BYTES, Shown};
 use crate::description::{DESCRIPTION_BYTES, Description};
 use crate::dtype::{Arithmetic, ReduceOp};
-use crate::plan::{Plan, Route, Scheme, Source};
+use crate::plan::{Partners, Plan, Route, Scheme, Source};
 
 /// Which message of an operation it is, between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,14 +76,14 @@ pub(crate) struct Machine {
     arithmetic: Option<(ReduceOp, Arithmetic)>,
     input: Buffer,
     routes: Vec<Route>,
-    pieces: Vec<Piece>,
+    pieces: SmallVec<[Piece; 1]>,
     /// Receives by ticket.
-    receives: Vec<Expected>,
+    receives: SmallVec<[Expected; 2]>,
     parts: Window,
     wholes: Window,
     /// What came with the descriptions of partners that have agreed.
-    hellos: Vec<Option<Buffer>>,
-    partners: Vec<u32>,
+    hellos: SmallVec<[Option<Buffer>; 4]>,
+    partners: Partners,
     hellos_missing: usize,
     /// Pieces that are yet to be combined or to come.
     unsettled: usize,
@@ -116,7 +116,7 @@ struct Expected {
 /// Receives that are begun in order, so many at a time.
 #[derive(Debug, Default)]
 struct Window {
-    tickets: Vec<u32>,
+    tickets: SmallVec<[u32; 4]>,
     begun: usize,
     under_way: usize,
 }
@@ -131,8 +131,8 @@ pub(crate) struct Task {
 
 impl Machine {
     /// `output` makes memory for the result of these ends of pieces, which ascend; it is called
-    /// once if this rank gets a result.
-    pub(crate) fn new(task: Task, output: impl FnOnce(&[usize]) -> Vec<BufferMut>) -> Self {
+    /// once if this rank gets a result. What is handed on from place to place is a pointer.
+    pub(crate) fn new(task: Task, output: impl FnOnce(&[usize]) -> Vec<BufferMut>) -> Box<Self> {
         let Task {
             plan,
             description,
@@ -140,16 +140,16 @@ impl Machine {
             input,
         } = task;
         let scheme = plan.scheme();
-        let mut machine = Self {
+        let mut machine = Box::new(Self {
             arithmetic: description.op.zip(arithmetic),
             routes: plan.routes(scheme),
             partners: Plan::partners(plan.rank, plan.size),
-            hellos: vec![None; plan.size as usize],
+            hellos: smallvec![None; plan.size as usize],
             hellos_missing: 0,
             unsettled: 0,
             segments: None,
-            pieces: Vec::new(),
-            receives: Vec::new(),
+            pieces: SmallVec::new(),
+            receives: SmallVec::new(),
             parts: Window::default(),
             wholes: Window::default(),
             plan,
@@ -157,7 +157,7 @@ impl Machine {
             description,
             called: 0,
             input,
-        };
+        });
         machine.hellos_missing = machine.partners.len();
         machine.cut();
         machine.lend_output(output);
@@ -356,13 +356,13 @@ impl Machine {
                     number: number as u32,
                     range: start..route.bytes.min(start + piece_bytes),
                     output: None,
-                    parts: smallvec::smallvec![None; route.order.len()],
+                    parts: smallvec![None; route.order.len()],
                     parts_missing: 0,
                 });
             }
         }
         // What all ranks can begin with comes first, piece by piece of all chunks.
-        let mut order: Vec<u32> = (0..self.pieces.len() as u32).collect();
+        let mut order: SmallVec<[u32; 4]> = (0..self.pieces.len() as u32).collect();
         let routes = &self.routes;
         let turn = |pieces: &[Piece], index: u32| {
             let piece = &pieces[index as usize];
@@ -417,7 +417,7 @@ impl Machine {
                 combined.map(|(arithmetic, output)| Segments::new(self.plan, arithmetic, output));
             return;
         }
-        let mut places: Vec<(usize, usize)> = Vec::new();
+        let mut places: SmallVec<[(usize, usize); 4]> = SmallVec::new();
         for (index, piece) in self.pieces.iter().enumerate() {
             let route = &self.routes[piece.route as usize];
             if let Some(output_at) = route.output_at {
@@ -425,7 +425,7 @@ impl Machine {
             }
         }
         places.sort_unstable();
-        let ends: Vec<usize> = places.iter().map(|&(end, _)| end).collect();
+        let ends: SmallVec<[usize; 4]> = places.iter().map(|&(end, _)| end).collect();
         for ((_, index), memory) in places.into_iter().zip(output(&ends)) {
             self.pieces[index].output = Some(memory);
         }

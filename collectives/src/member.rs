@@ -41,7 +41,7 @@ use self::waits::Words;
 use crate::boards::Boards;
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::{Ending, LOOK_TIME};
-use crate::plan::Plan;
+use crate::plan::{Partners, Plan};
 
 /// A rank of a group, with what it needs to reach the others.
 pub(crate) struct Member {
@@ -124,7 +124,7 @@ impl Member {
     }
 
     /// Puts an operation behind those of its tag.
-    pub(crate) fn call(self: &Arc<Self>, tag: u16, mut machine: Machine, ending: Arc<Ending>) {
+    pub(crate) fn call(self: &Arc<Self>, tag: u16, mut machine: Box<Machine>, ending: Arc<Ending>) {
         if let Some(status) = self.client.inherited() {
             return ending.fail(status);
         }
@@ -181,7 +181,7 @@ impl Member {
         let mut due = Due::default();
         let attended = match &boards {
             // Bells, which are always asked for, fail as well.
-            Some(_) => Vec::new(),
+            Some(_) => Partners::new(),
             None => Plan::partners(self.rank, self.size),
         };
         {

@@ -40,6 +40,9 @@ pub(crate) struct Plan {
     pub(crate) has_boards: bool,
 }
 
+/// The ranks with which one compares what was called.
+pub(crate) type Partners = SmallVec<[u32; 8]>;
+
 /// What a rank combines for a chunk, in the order in which it is combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
@@ -108,7 +111,7 @@ impl Plan {
     /// a large one they are its neighbours in a tree, which connect all of them. What it sends of
     /// an operation, it sends once these have begun it: a rank three steps away in the tree may
     /// still be two operations behind then.
-    pub(crate) fn partners(rank: u32, size: u32) -> Vec<u32> {
+    pub(crate) fn partners(rank: u32, size: u32) -> Partners {
         if size <= DIRECT_RANKS_MAX {
             return (1..size).map(|ahead| (rank + ahead) % size).collect();
         }

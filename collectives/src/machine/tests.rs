@@ -21,7 +21,7 @@ struct Case {
 
 /// A rank, its operation, and what it gets.
 struct Rank {
-    machine: Option<Machine>,
+    machine: Option<Box<Machine>>,
     ending: Option<std::sync::Arc<Ending>>,
     operation: Operation<Option<Vec<f32>>>,
 }

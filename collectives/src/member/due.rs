@@ -14,7 +14,7 @@ use crate::operation::Ending;
 #[derive(Default)]
 pub(super) struct Due {
     pub(super) effects: Vec<(u16, u64, Effect)>,
-    pub(super) ended: Vec<(Machine, Arc<Ending>)>,
+    pub(super) ended: Vec<(Box<Machine>, Arc<Ending>)>,
     /// The shard is to look at boards again: more was there than it took, or may be soon.
     pub(super) looks_again: bool,
 }
@@ -42,7 +42,7 @@ pub(super) fn advance_and(
     }
 }
 
-pub(super) fn succeed(ended: Vec<(Machine, Arc<Ending>)>) {
+pub(super) fn succeed(ended: Vec<(Box<Machine>, Arc<Ending>)>) {
     for (machine, ending) in ended {
         ending.succeed();
         drop(machine);

@@ -8,9 +8,11 @@ use std::collections::VecDeque;
 use grpcxx_memory::Buffer;
 use grpcxx_rpc::Status;
 
+use crate::plan::Partners;
+
 /// The greetings of the present operation, and of those behind it that were asked for.
 pub(super) struct Greetings {
-    partners: Vec<u32>,
+    partners: Partners,
     /// By operation, the present one first, and by partner.
     rows: VecDeque<Vec<Greeting>>,
     /// How many rows, the present one first, were asked for.
@@ -29,7 +31,7 @@ pub(super) enum Greeting {
 }
 
 impl Greetings {
-    pub(super) fn new(partners: Vec<u32>) -> Self {
+    pub(super) fn new(partners: Partners) -> Self {
         Self {
             rows: [vec![Greeting::Awaited; partners.len()]].into(),
             partners,
@@ -96,4 +98,4 @@ impl Greetings {
 }
 
 /// Most operations for which partners are asked at a time.
-const OPERATIONS_ASKED_MAX: usize = 8;
+pub(super) const OPERATIONS_ASKED_MAX: usize = 8;

@@ -14,6 +14,7 @@ use super::waits::Stall;
 use crate::boards::{Boards, Sleep};
 use crate::machine::{Effect, Machine, Slot};
 use crate::operation::Ending;
+use crate::plan::Partners;
 
 /// The operations of one tag.
 pub(super) struct Lane {
@@ -35,7 +36,7 @@ pub(super) struct Lane {
 
 /// An operation and its end.
 pub(super) struct Entry {
-    pub(super) machine: Machine,
+    pub(super) machine: Box<Machine>,
     pub(super) ending: Arc<Ending>,
 }
 
@@ -60,7 +61,7 @@ pub(super) enum Sight {
 }
 
 impl Lane {
-    pub(super) fn new(tag: u16, partners: Vec<u32>) -> Self {
+    pub(super) fn new(tag: u16, partners: Partners) -> Self {
         Self {
             tag,
             number: 0,
@@ -384,7 +385,7 @@ impl Lane {
     }
 
     /// The operation that runs, if it is done; the next one may begin.
-    pub(super) fn take_done(&mut self) -> Option<(Machine, Arc<Ending>)> {
+    pub(super) fn take_done(&mut self) -> Option<(Box<Machine>, Arc<Ending>)> {
         let running = self
             .running
             .take_if(|running| running.entry.machine.is_done())?;

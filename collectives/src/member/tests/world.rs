@@ -566,7 +566,11 @@ pub(super) fn operation(
     (operator, len): (Operator, usize),
     (rank, size): (u32, u32),
     has_boards: bool,
-) -> (Machine, std::sync::Arc<Ending>, Operation<Option<Vec<u8>>>) {
+) -> (
+    Box<Machine>,
+    std::sync::Arc<Ending>,
+    Operation<Option<Vec<u8>>>,
+) {
     let (operation, ending) =
         Operation::new(|result: Option<BufferMut>| Ok(result.map(|bytes| bytes.to_vec())));
     let plan = Plan {
