@@ -1,7 +1,7 @@
 //! What a rank says of an operation before it takes part, so that ranks which call different ones
 //! learn of it.
 //!
-//! A description is 64 bytes, little-endian: `GXC1`, kind u8, operator u8 (0: none), element type
+//! A description is 64 bytes, little-endian: `GXC2`, kind u8, operator u8 (0: none), element type
 //! u8, number of dimensions u8, root u32, 4 zeros, number of the operation u64, a digest of the
 //! whole shape u64, and the first 4 dimensions u64.
 
@@ -254,7 +254,7 @@ const ROOT_OF_NOTHING: u32 = u32::MAX;
 /// Dimensions that a description holds in full.
 const DIMS_SHOWN: usize = 4;
 
-const MAGIC: &[u8; 4] = b"GXC1";
+const MAGIC: &[u8; 4] = b"GXC2";
 
 #[cfg(test)]
 mod tests {
@@ -335,7 +335,7 @@ mod tests {
         let ours = description(&[2]);
         let mut wrong = ours.to_bytes();
         wrong[4] = 77;
-        for bytes in [&wrong[..], &[], b"GXC1", &[0; 64]] {
+        for bytes in [&wrong[..], &[], b"GXC2", &[0; 64]] {
             let status = ours.check(0, 1, bytes).unwrap_err();
             assert_eq!(status.code, Code::DataLoss);
         }

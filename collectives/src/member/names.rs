@@ -1,11 +1,12 @@
 //! What ranks are called: in errors by number and address, in rendezvous keys by their devices.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use grpcxx_rpc::{RendezvousKey, Status};
 use grpcxx_runtime::cluster::TaskId;
 
 use super::Key;
+use super::greetings::OPERATIONS_ASKED_MAX;
 use crate::machine::{Slot, Spot};
 
 /// What is known of a rank by name.
@@ -43,7 +44,8 @@ pub(crate) struct Names {
     pub(super) group: String,
     own: u32,
     addresses: Vec<String>,
-    /// The beginnings of keys, up to the edge, from this rank to each and from each to this one.
+    /// The beginnings of keys, up to what differs between messages, from this rank to each and from
+    /// each to this one.
     to: Vec<String>,
     from: Vec<String>,
 }
@@ -52,16 +54,18 @@ impl Names {
     /// # Errors
     /// `INVALID_ARGUMENT` if a device has a name that cannot stand in a key.
     pub(crate) fn new(group: &str, own: u32, ranks: &[Who]) -> Result<Self, Status> {
-        let this = &ranks[own as usize];
-        let beginning = |source: &Who, target: &Who| {
-            let (source, incarnation) = (&source.device, source.incarnation);
-            let key = RendezvousKey::new(source, incarnation, &target.device, EDGE)?;
-            let text = key.to_string();
-            let end = text.rfind(EDGE).unwrap_or(text.len());
-            Ok(text[..end].to_owned())
+        let beginning = |source: u32, target: u32| {
+            let edge = format!("{EDGE}.{source}.{target}.");
+            let (source, target) = (&ranks[source as usize], &ranks[target as usize]);
+            let incarnation = source.incarnation;
+            let key = RendezvousKey::new(&source.device, incarnation, &target.device, &edge)?;
+            let mut text = key.to_string();
+            text.truncate(text.len() - TOP_FRAME.len());
+            Ok(text)
         };
-        let to = ranks.iter().map(|other| beginning(this, other));
-        let from = ranks.iter().map(|other| beginning(other, this));
+        let all = 0..ranks.len() as u32;
+        let to = all.clone().map(|other| beginning(own, other));
+        let from = all.map(|other| beginning(other, own));
         Ok(Self {
             group: group.to_owned(),
             own,
@@ -112,24 +116,29 @@ impl Names {
             true => &self.to[target as usize],
             false => &self.from[source as usize],
         };
-        Key::from(format!("{beginning}{EDGE}.{source}.{target}.{what};0:0"))
+        let mut text = String::with_capacity(beginning.len() + PLACE_LEN_MAX + TOP_FRAME.len());
+        text.push_str(beginning);
+        // A string takes all that is written to it.
+        let _ = write!(text, "{what}");
+        text.push_str(TOP_FRAME);
+        Key::from(text)
     }
 
     /// A key that nobody sends, to wait for.
     pub(crate) fn timer(&self) -> Key {
-        let beginning = &self.to[self.own as usize];
-        Key::from(format!("{beginning}{EDGE}.timer;0:0"))
+        self.between(self.own, self.own, "timer")
     }
 }
 
-/// No place comes again in a group: a rank may be more than one operation ahead of whoever takes
-/// what it sends, as [`Plan::partners`](crate::plan::Plan::partners) says.
+/// The places of an operation are those of one that is long over, so that both ends know the keys
+/// of their messages from before.
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.tag, self.number)?;
-        let (kind, spot) = match self.slot {
-            Slot::Bell => return f.write_str(".bell"),
-            Slot::Hello => return Ok(()),
+        let Self { tag, number, slot } = *self;
+        let place = number % PLACES;
+        let (kind, spot) = match slot {
+            Slot::Bell => return write!(f, "{tag}.{number}.bell"),
+            Slot::Hello => return write!(f, "{tag}.{place}"),
             Slot::Part(spot) => ('p', spot),
             Slot::Whole(spot) => ('w', spot),
         };
@@ -138,12 +147,25 @@ impl fmt::Display for Place {
             chunk,
             piece,
         } = spot;
-        write!(f, ".{called:x}.{kind}{chunk}.{piece}")
+        write!(f, "{tag}.{place}.{called:x}.{kind}{chunk}.{piece}")
     }
 }
 
 /// How the edges of all keys of groups begin.
 const EDGE: &str = "grpcxx_group";
+
+/// How the keys of all groups end.
+const TOP_FRAME: &str = ";0:0";
+
+/// Room for what differs between messages; more makes the text grow once more.
+const PLACE_LEN_MAX: usize = 40;
+
+/// So many operations of a tag have places of their own. A rank asks partners for few operations
+/// ahead, and is ahead of whoever takes what it sends by as many as there are ranks on the way in
+/// the tree of [`Plan::partners`](crate::plan::Plan::partners): 63 at most.
+const PLACES: u64 = 64;
+
+const _: () = assert!(PLACES > OPERATIONS_ASKED_MAX as u64);
 
 /// Most ranks that an error names.
 const RANKS_SHOWN_MAX: usize = 8;
