@@ -57,4 +57,6 @@ mod native {
     use crate::peer::Peer;
     #[pymodule_export]
     use crate::running::until_idle;
+    #[pymodule_export]
+    use crate::waits::waiting;
 }

@@ -36,5 +36,12 @@ pub(crate) fn run_elsewhere<T: Send + 'static>(
     }
 }
 
+/// Calls `wait`, which waits for what a function of this process may have to bring: see
+/// [`grpcxx_runtime::waiting`].
+#[pyfunction]
+pub(crate) fn waiting<'py>(wait: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    grpcxx_runtime::waiting(|| wait.call0())
+}
+
 /// How long a wait lasts before Python looks for signals.
 pub(crate) const WAIT_SLICE: Duration = Duration::from_millis(200);

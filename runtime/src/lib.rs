@@ -61,6 +61,7 @@ pub use grpcxx_tcp::{own_cpu, step_aside};
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
 pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
+pub use compute::waiting;
 pub use counters::Counters;
 pub use descriptors::DescriptorParts;
 pub use engine::{

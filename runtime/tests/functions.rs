@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use grpcxx_rpc::{GraphCall, Shape, Tensor, Text};
-use grpcxx_runtime::{Engine, Remote, local};
+use grpcxx_runtime::{Engine, Remote, block_on, local};
 
 use crate::page::told;
 
@@ -69,6 +69,41 @@ fn a_call_that_is_withdrawn_before_it_has_a_thread_lets_go_of_its_tensors_and_ne
     // Behind all others of this peer.
     remote.run(GraphCall::new("holds")).wait().unwrap();
     assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+#[test]
+fn functions_that_wait_for_functions_of_their_own_engine_leave_those_a_thread() {
+    const CALLS: u64 = 40;
+    const DEPTH: u64 = 4;
+    let (server, _caller, remote) = both();
+    let address = server.local_addr().unwrap().to_string();
+    let own = server.connect(&address).unwrap();
+    let deeper = |depth: u64| {
+        let call = GraphCall::new("deeper").with_fetch("depth");
+        call.with_feed("depth", Tensor::scalar(depth))
+    };
+    // Each calls the next one, and adds 1 to what that says.
+    server.register_fn("deeper", move |call: GraphCall| {
+        let depth: u64 = call.feeds[0].1.elements()?[0];
+        let below = match depth {
+            0 => 0,
+            _ => {
+                let result = own.run(deeper(depth - 1)).wait()?;
+                result.get("depth")?.elements::<u64>()?[0] + 1
+            }
+        };
+        Ok(vec![("depth".into(), Tensor::scalar(below))])
+    });
+    let calls: Vec<_> = (0..CALLS).map(|_| remote.run(deeper(DEPTH))).collect();
+    let begun = Instant::now();
+    for call in calls {
+        let left = PATIENCE.saturating_sub(begun.elapsed());
+        let result = block_on(call, Some(left))
+            .expect("no function waits for ever")
+            .unwrap();
+        let depth = result.get("depth").unwrap();
+        assert_eq!(depth.elements::<u64>().unwrap()[..], [DEPTH]);
+    }
 }
 
 #[test]

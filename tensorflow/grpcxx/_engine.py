@@ -129,6 +129,16 @@ class CallFuture(Future):
         self.is_withdrawn = False
         _futures.add(self)
 
+    def result(self, timeout: float | None = None) -> Any:
+        return self._end(super().result, timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        return self._end(super().exception, timeout)
+
+    def _end(self, end: Callable[[float | None], Any], timeout: float | None) -> Any:
+        """A function of this process that waits for it leaves its thread's place to another one."""
+        return end(timeout) if self.done() else native.waiting(lambda: end(timeout))
+
     def cancel(self) -> bool:
         if self.call is not None and not self.done():
             if not self.call.is_withdrawable:

@@ -1,5 +1,6 @@
 """Functions of a server in Python: what they get and return, what they may do, and how they end."""
 
+import os
 import subprocess
 import sys
 
@@ -140,3 +141,20 @@ def test_a_function_may_close_its_server(server, client):
     with pytest.raises(grpcxx.Unavailable):
         client.call("stop", fetch=[])
     assert server.wait(20)
+
+
+@pytest.mark.parametrize("waits", ["for the call", "for its future"])
+def test_functions_wait_for_functions_of_their_own_server(server, client, waits):
+    own = grpcxx.Client(server.address)
+
+    @server.register
+    def deeper(depth):
+        if not depth:
+            return 0
+        feeds = {"depth": depth - 1}
+        return 1 + (own.call("deeper", feeds) if waits == "for the call" else own.call_async("deeper", feeds).result())
+
+    # More of them than the server has threads, and each waits for three more.
+    calls = [client.call_async("deeper", {"depth": 3}, timeout=60) for _ in range(4 * os.cpu_count())]
+    assert [call.result() for call in calls] == [3] * len(calls)
+    own.close()

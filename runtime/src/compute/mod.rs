@@ -3,18 +3,21 @@
 mod lines;
 mod pace;
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Instant;
 
 use async_task::Runnable;
 use futures_util::future::AbortHandle;
+use grpcxx_memory::forks;
 use grpcxx_rpc::Account;
 
-use self::lines::Lines;
+use self::lines::{Lines, PlaceFor, WAITING_THREADS_MAX};
 pub(crate) use self::pace::Pace;
 use crate::blame::{panic_text, survive};
 
@@ -102,8 +105,22 @@ pub(crate) fn spawn_future(
 }
 
 /// A pool of threads. Peers take turns, so the calls of one wait for a single call of each other
-/// peer, however many those make. A future that can always go on lets the jobs of others pass.
-pub(crate) struct ComputePool(Arc<Lines<Job>>);
+/// peer, however many those make. A future that can always go on lets the jobs of others pass, and
+/// so does a job that waits for a call, which may be one that the pool itself has to run.
+pub(crate) struct ComputePool(Arc<Crew>);
+
+/// What the threads of a pool share.
+struct Crew {
+    lines: Lines<Job>,
+    /// How the names of threads begin.
+    name: String,
+    threads_started: AtomicUsize,
+    /// Of the process that made it. A child of it has none of its threads.
+    generation: u32,
+}
+
+/// For as long as the calling thread waits for a call: the crew that it belongs to, if it does.
+pub(crate) struct GivenUpPlace(Option<Arc<Crew>>);
 
 /// A thread that the system refuses.
 #[derive(Debug)]
@@ -119,31 +136,101 @@ impl ComputePool {
     pub(crate) fn start(name: &str, threads: Option<usize>) -> Result<Self, NoThread> {
         let threads =
             threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
-        let pool = Self(Arc::new(Lines::new(Job::is_over)));
-        for index in 0..threads {
-            pool.start_thread(format!("{name}-{index}"), Lines::take)?;
+        let crew = Arc::new(Crew {
+            lines: Lines::new(threads, Job::is_over),
+            name: name.to_owned(),
+            threads_started: AtomicUsize::new(0),
+            generation: forks::generation(),
+        });
+        let pool = Self(Arc::clone(&crew));
+        for _ in 0..threads {
+            crew.start_thread()?;
         }
-        pool.start_thread(format!("{name}-over"), Lines::take_over)?;
+        start(format!("{name}-over"), move || {
+            std::iter::from_fn(|| crew.lines.take_over()).for_each(run);
+        })?;
         Ok(pool)
     }
+}
 
-    fn start_thread(
-        &self,
-        name: String,
-        take: fn(&Lines<Job>) -> Option<Job>,
-    ) -> Result<(), NoThread> {
-        let lines = Arc::clone(&self.0);
-        thread::Builder::new()
-            .name(name.clone())
-            .spawn(move || std::iter::from_fn(|| take(&lines)).for_each(run))
-            .map(drop)
-            .map_err(|error| NoThread { name, error })
+impl Crew {
+    fn start_thread(self: &Arc<Self>) -> Result<(), NoThread> {
+        let index = self.threads_started.fetch_add(1, Ordering::Relaxed);
+        let crew = Arc::clone(self);
+        start(format!("{}-{index}", self.name), move || {
+            CREW.set(Some(Arc::clone(&crew)));
+            crew.lines.worker().for_each(run);
+        })
     }
+
+    /// Whether its threads are in this process.
+    fn is_here(&self) -> bool {
+        self.generation == forks::generation()
+    }
+
+    fn begin_wait(self: &Arc<Self>) {
+        let started = match self.lines.begin_wait() {
+            PlaceFor::Idle => Ok(()),
+            PlaceFor::NewThread => self.start_thread().map_err(|refused| refused.error),
+            PlaceFor::Nobody => {
+                let text = format!("{WAITING_THREADS_MAX} wait already, and more are not started");
+                Err(io::Error::other(text))
+            }
+        };
+        if let Err(error) = started {
+            tracing::error!(
+                %error,
+                "no thread takes the place of a function that waits for a call: what it waits for \
+                 may never begin; give calls deadlines"
+            );
+        }
+    }
+}
+
+fn start(name: String, code: impl FnOnce() + Send + 'static) -> Result<(), NoThread> {
+    let thread = thread::Builder::new().name(name.clone()).spawn(code);
+    thread.map(drop).map_err(|error| NoThread { name, error })
+}
+
+/// Runs code that waits for something that another function may have to bring, such as a lock or a
+/// future of another executor. On a thread that runs functions another one takes its place
+/// meanwhile, of which there are 512 at most; elsewhere the code just runs.
+///
+/// [`Call::wait`](crate::Call::wait), [`block_on`](crate::block_on) and other waits for calls do so
+/// by themselves.
+pub fn waiting<T>(code: impl FnOnce() -> T) -> T {
+    let _given_up = give_up_place();
+    code()
+}
+
+/// The calling thread is about to wait for a call. If it is one of a pool, another one runs the
+/// jobs of that until the result is dropped.
+pub(crate) fn give_up_place() -> GivenUpPlace {
+    // What the thread does while it waits, it does without a place.
+    let crew = CREW.take().filter(|crew| crew.is_here());
+    if let Some(crew) = &crew {
+        crew.begin_wait();
+    }
+    GivenUpPlace(crew)
+}
+
+impl Drop for GivenUpPlace {
+    fn drop(&mut self) {
+        if let Some(crew) = self.0.take().filter(|crew| crew.is_here()) {
+            crew.lines.end_wait();
+            CREW.set(Some(crew));
+        }
+    }
+}
+
+thread_local! {
+    /// That of the calling thread, if it runs jobs and does not wait.
+    static CREW: RefCell<Option<Arc<Crew>>> = const { RefCell::new(None) };
 }
 
 impl Drop for ComputePool {
     fn drop(&mut self) {
-        self.0.close();
+        self.0.lines.close();
     }
 }
 
@@ -151,7 +238,7 @@ impl Compute for ComputePool {
     /// Runs no code of a program, for it may wait for what the caller holds: a shard, or a lock
     /// within which it has woken a future.
     fn spawn(&self, peer: Account, job: Job) {
-        self.0.push(peer, job);
+        self.0.lines.push(peer, job);
     }
 }
 

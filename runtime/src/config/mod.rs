@@ -359,7 +359,8 @@ config! {
         "most bytes of tensors of a shard that wait for a receiver, 1MiB to 16TiB";
     compute_threads: Option<u16> = parse::threads,
         "GRPCXX_COMPUTE_THREADS", "", "threads", "engine",
-        "threads that run registered functions, 1 to 1024; unset: one for each allowed CPU";
+        "threads that run registered functions, 1 to 1024, besides those that wait for calls; \
+         unset: one for each allowed CPU";
     shard_held: Option<Duration> = parse::time_limit,
         "GRPCXX_SHARD_HELD_MS", "1", "ms", "engine",
         "how long a function or method may hold its shard before the log names it, which is once, \

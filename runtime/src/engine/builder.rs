@@ -204,8 +204,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Threads that run functions. If it is set, short functions run there too, and never on a
-    /// shard. Default: one for each allowed CPU.
+    /// Threads that run functions, besides those that wait for calls. If it is set, short functions
+    /// run there too, and never on a shard. Default: one for each allowed CPU.
     pub fn compute_threads(mut self, threads: usize) -> Self {
         self.options.compute_threads = Some(threads);
         self

@@ -92,7 +92,7 @@ pub struct EngineOptions {
     /// How long a function or method may hold its shard before the log names it, which is once;
     /// `None`: as long as it likes.
     pub shard_held_max: Option<Duration>,
-    /// Threads that run functions; `None`: one for each CPU.
+    /// Threads that run functions, besides those that wait for calls; `None`: one for each CPU.
     pub compute_threads: Option<usize>,
     /// Who may do what.
     pub policy: Policy,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::stand_in::note_wait;
 use super::sync::{AtomicBool, Mutex, MutexGuard, Ordering, Thread, current, park, park_timeout};
+use crate::compute::give_up_place;
 
 /// What wakes a thread that waits, wherever it does.
 pub(crate) struct Waiter {
@@ -96,6 +97,7 @@ impl Waiter {
             return true;
         }
         note_wait();
+        let _given_up = give_up_place();
         while !self.is_woken() {
             let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
             if limit.is_some_and(|limit| limit.is_zero()) {
