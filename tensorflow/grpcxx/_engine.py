@@ -130,14 +130,14 @@ class CallFuture(Future):
         _futures.add(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        return self._end(super().result, timeout)
+        return self._waited(super().result, timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        return self._end(super().exception, timeout)
+        return self._waited(super().exception, timeout)
 
-    def _end(self, end: Callable[[float | None], Any], timeout: float | None) -> Any:
-        """A function of this process that waits for it leaves its thread's place to another one."""
-        return end(timeout) if self.done() else native.waiting(lambda: end(timeout))
+    def _waited(self, wait: Callable[[float | None], Any], timeout: float | None) -> Any:
+        """What `wait` gives. A function of this process that waits leaves its thread's place to another one."""
+        return wait(timeout) if self.done() else native.waiting(lambda: wait(timeout))
 
     def cancel(self) -> bool:
         if self.call is not None and not self.done():
