@@ -61,7 +61,6 @@ pub use grpcxx_tcp::{own_cpu, step_aside};
 pub use call::{Call, CallResult, CallSpec, CompletionHandler};
 pub use cancellation::Cancellation;
 pub use client::{Client, LinkMedium, Peer, PeerState, RefusedCall, Resolve, SystemResolver};
-pub use compute::waiting;
 pub use counters::Counters;
 pub use descriptors::DescriptorParts;
 pub use engine::{
@@ -70,7 +69,7 @@ pub use engine::{
 };
 pub use function::{AtOnce, Function, HoldWatch, Later, Promise, Responder, Served, Service};
 pub use grpcxx_transport::Time;
-pub use host::block_on;
+pub use host::{block_on, waiting};
 pub use inspection::{
     INSPECTED_ROWS_MAX, InspectedConnection, ParkedTensor, PendingReceive, RecentFailure,
     ShardInspection, excerpt, name_peers,

@@ -192,17 +192,6 @@ fn start(name: String, code: impl FnOnce() + Send + 'static) -> Result<(), NoThr
     thread.map(drop).map_err(|error| NoThread { name, error })
 }
 
-/// Runs code that waits for something that another function may have to bring, such as a lock or a
-/// future of another executor. On a thread that runs functions another one takes its place
-/// meanwhile, of which there are 512 at most; elsewhere the code just runs.
-///
-/// [`Call::wait`](crate::Call::wait), [`block_on`](crate::block_on) and other waits for calls do so
-/// by themselves.
-pub fn waiting<T>(code: impl FnOnce() -> T) -> T {
-    let _given_up = give_up_place();
-    code()
-}
-
 /// The calling thread is about to wait for a call. If it is one of a pool, another one runs the
 /// jobs of that until the result is dropped.
 pub(crate) fn give_up_place() -> GivenUpPlace {

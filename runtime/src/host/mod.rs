@@ -42,8 +42,8 @@ pub use options::HostOptions;
 pub use shard_loop::{Clock, ShardLoop};
 pub use tasks::TaskSpawner;
 pub(crate) use tasks::{Jobs, jobs};
-pub use waiter::block_on;
 pub(crate) use waiter::{Turnable, wait, wait_for};
+pub use waiter::{block_on, waiting};
 
 use self::life::{Ended, Left, Life, Outcome, Owner};
 use self::tasks::FirstTasks;

@@ -39,6 +39,17 @@ pub fn block_on<F: Future>(future: F, limit: Option<Duration>) -> Option<F::Outp
     wait_for(None, future, limit)
 }
 
+/// Runs code that waits for something that another function may have to bring, such as a lock or a
+/// future of another executor. On a thread that runs functions another one takes its place
+/// meanwhile, of which there are 512 at most; elsewhere the code just runs.
+///
+/// [`Call::wait`](crate::Call::wait), [`block_on`] and other waits for calls do so by themselves.
+pub fn waiting<T>(code: impl FnOnce() -> T) -> T {
+    note_wait();
+    let _given_up = give_up_place();
+    code()
+}
+
 /// Blocks the calling thread until a future is ready, which some shard brings.
 pub(crate) fn wait<F: Future>(future: F) -> F::Output {
     match wait_for(None, future, None) {
@@ -96,8 +107,10 @@ impl Waiter {
         if self.is_woken() {
             return true;
         }
-        note_wait();
-        let _given_up = give_up_place();
+        waiting(|| self.wait_asleep(shard, until))
+    }
+
+    fn wait_asleep(&self, shard: Option<&dyn Turnable>, until: Option<Instant>) -> bool {
         while !self.is_woken() {
             let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
             if limit.is_some_and(|limit| limit.is_zero()) {
