@@ -46,9 +46,8 @@
 //!
 //! # Checking it
 //! - `cargo test -p grpcxx-memory`: unit, random and allocation-counting tests.
-//! - `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test -p grpcxx-memory
-//!   --profile loom --test loom`: all interleavings of giving blocks back, of the reference count
-//!   and of closing the arena.
+//! - `scripts/nightly loom`: all interleavings of giving blocks back, of the reference count and of
+//!   closing the arena.
 //! - `MIRIFLAGS=-Zmiri-disable-isolation cargo +nightly miri test -p grpcxx-memory`: under Miri and
 //!   loom the mapping is heap memory.
 #![deny(unsafe_code)]

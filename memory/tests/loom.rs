@@ -2,7 +2,7 @@
 //! references, closing an arena while its buffers are still out. Each access to a block's bytes is
 //! reported to loom, so a missing ordering fails here too, and so does memory that nobody frees.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p grpcxx-memory --profile loom --test loom`
+//! `scripts/nightly loom` runs it.
 #![cfg(loom)]
 
 use grpcxx_memory::{Arena, ArenaOptions, BufferMut, DropBatch, Parts};

@@ -1,8 +1,7 @@
 //! What shards and outside threads send each other: one ring for each ordered pair of shards, one
 //! inbox per shard for everyone else, and the doorbell that ends a shard's sleep.
 //!
-//! The doorbell's protocol is checked by loom: `RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom
-//! cargo test -p grpcxx-runtime --lib --profile loom loom_`
+//! The doorbell's protocol is checked by loom: `scripts/nightly loom`.
 
 mod doorbell;
 mod inbox;
