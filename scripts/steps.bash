@@ -7,19 +7,31 @@ summary=()
 # A command ends with this status if what it needs is not here.
 not_run=77
 
-# Runs a command under a name, and notes how long it took and how it ended.
+# Seconds of CPU that all commands took which have ended, in `cpu_s`.
+count_cpu() {
+    local file
+    file="$(mktemp)"
+    times >"$file"
+    cpu_s="$(sed -n '2s/[ms]/ /gp' "$file" | awk '{ print int(60 * ($1 + $3) + $2 + $4) }')"
+    rm "$file"
+}
+
+# Runs a command under a name, and notes how long it took, on how much CPU, and how it ended.
 step() {
     local name="$1"
     shift
     echo "=== $name: $*"
-    local start=$SECONDS status=0 word
+    local start=$SECONDS status=0 word cpu_s
+    count_cpu
+    local start_cpu_s="$cpu_s"
     "$@" || status=$?
+    count_cpu
     case "$status" in
     0) word="ok     " ;;
     "$not_run") word="NOT RUN" ;;
     *) word="FAILED " failed+=("$name") ;;
     esac
-    summary+=("$word  $((SECONDS - start)) s  $name")
+    summary+=("$word  $((SECONDS - start)) s, CPU $((cpu_s - start_cpu_s)) s  $name")
     # Now too, for a run that is cut off prints no list.
     echo "--- ${summary[-1]}"
 }
