@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -63,9 +64,16 @@ impl State {
             }
             keep
         });
+        self.count_queued();
         for key in refused {
             self.leave(key, 1, true);
         }
+    }
+
+    /// Counts again how many connections wait at listeners, some of which are gone.
+    pub(super) fn count_queued(&mut self) {
+        let queued = self.listeners.values().map(|listener| listener.queue.len());
+        self.queued = queued.sum();
     }
 
     pub(super) fn dial(&mut self, host: usize, peer: SocketAddr) -> u64 {
@@ -79,21 +87,17 @@ impl State {
             let fault = self.draw_fault();
             Pipe::new(self.options.buffer_bytes, fault)
         });
-        let key = self.connections_made;
-        self.connections_made += 1;
-        self.connections.insert(
-            key,
-            Connection {
-                hosts: [host, target],
-                addresses: [local, peer],
-                dialled_at: self.now,
-                pipes,
-                sides: [SideState::Dialling, SideState::Gone].map(|state| Side {
-                    state,
-                    interest: Interest::default(),
-                }),
-            },
-        );
+        let key = self.connections.add(Connection {
+            hosts: [host, target],
+            addresses: [local, peer],
+            dialled_at: self.now,
+            pipes,
+            sides: [SideState::Dialling, SideState::Gone].map(|state| Side {
+                state,
+                interest: Interest::default(),
+            }),
+            ready_at: Cell::new(None),
+        });
         let at = self.now + self.draw_latency();
         self.schedule(at, Entry::Arrive(key));
         key
@@ -101,15 +105,19 @@ impl State {
 
     /// The next connection that waits at a listener of `owner`.
     pub(super) fn accept(&mut self, owner: u32) -> Option<(ListenerId, SocketAddr, SimAccepted)> {
+        if self.queued == 0 {
+            return None;
+        }
         let listener = self
             .listeners
             .values_mut()
             .find(|listener| listener.owner == owner && !listener.queue.is_empty())?;
         let id = listener.id;
         let connection = listener.queue.pop_front()?;
+        self.queued -= 1;
         let claim = Arc::new(());
         self.unclaimed.push((connection, Arc::downgrade(&claim)));
-        let peer = self.connections.get(&connection)?.addresses[0];
+        let peer = self.connections.get(connection)?.addresses[0];
         let accepted = SimAccepted {
             connection,
             _claim: claim,
@@ -119,14 +127,13 @@ impl State {
 
     /// Whether a connection waits at a listener of `owner`.
     pub(super) fn has_accepted(&self, owner: u32) -> bool {
-        self.listeners
-            .values()
-            .any(|listener| listener.owner == owner && !listener.queue.is_empty())
+        let waits = |listener: &Listener| listener.owner == owner && !listener.queue.is_empty();
+        self.queued > 0 && self.listeners.values().any(waits)
     }
 
     pub(super) fn claim(&mut self, host: usize, key: u64) -> Result<(), TransportError> {
         self.unclaimed.retain(|(unclaimed, _)| *unclaimed != key);
-        if let Some(connection) = self.connections.get(&key)
+        if let Some(connection) = self.connections.get(key)
             && connection.hosts[1] == host
             && connection.sides[1].state == SideState::Open
         {
@@ -144,7 +151,7 @@ impl State {
         let later = self.now + self.draw_latency();
         let fails = self.random.f64() < self.options.connect_failure_chance;
         let backlog = self.options.backlog;
-        let Some(connection) = self.connections.get(&key) else {
+        let Some(connection) = self.connections.get(key) else {
             return;
         };
         if connection.sides[0].state != SideState::Dialling {
@@ -159,12 +166,13 @@ impl State {
         let result = match listener {
             Some(listener) if !fails && listener.queue.len() < backlog => {
                 listener.queue.push_back(key);
+                self.queued += 1;
                 DialResult::Established
             }
             Some(_) | None => DialResult::Refused,
         };
         if result == DialResult::Established
-            && let Some(connection) = self.connections.get_mut(&key)
+            && let Some(connection) = self.connections.get_mut(key)
         {
             connection.sides[1].state = SideState::Open;
         }
@@ -173,11 +181,11 @@ impl State {
 
     pub(super) fn dial_answered(&mut self, key: u64, result: DialResult) {
         let timeout = self.options.connect_timeout;
-        let Some(connection) = self.connections.get(&key) else {
+        let Some(connection) = self.connections.get(key) else {
             return;
         };
         let cut_off = self.is_cut_off(connection);
-        let Some(connection) = self.connections.get_mut(&key) else {
+        let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
         if connection.sides[0].state != SideState::Dialling {

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::connection::Connection;
+use super::connection::{Connection, Connections};
 use super::dialling::{Entry, Listener};
 use super::{SimOptions, SimTransport};
 use crate::{Time, TransportError};
@@ -36,8 +36,8 @@ impl SimNetwork {
                 hosts: Vec::new(),
                 transports: 0,
                 listeners: BTreeMap::new(),
-                connections: BTreeMap::new(),
-                connections_made: 0,
+                queued: 0,
+                connections: Connections::default(),
                 agenda: BinaryHeap::new(),
                 agenda_entries: 0,
                 partitions: BTreeSet::new(),
@@ -66,8 +66,9 @@ impl SimNetwork {
         let host = state.host(host);
         state.hosts[host].epoch += 1;
         state.listeners.retain(|(at, _), _| *at != host);
+        state.count_queued();
         let ends: Vec<(u64, usize)> = (state.connections.iter())
-            .flat_map(|(key, connection)| [0, 1].map(|side| (*key, side, connection.hosts[side])))
+            .flat_map(|(key, connection)| [0, 1].map(|side| (key, side, connection.hosts[side])))
             .filter_map(|(key, side, at)| (at == host).then_some((key, side)))
             .collect();
         for (key, side) in ends {
@@ -80,7 +81,7 @@ impl SimNetwork {
         let mut state = self.state();
         let pair = state.pair(one, other);
         let now = state.now;
-        for connection in state.connections.values_mut() {
+        for connection in state.connections.iter_mut() {
             connection
                 .pipes
                 .iter_mut()
@@ -136,8 +137,9 @@ pub(super) struct State {
     pub(super) transports: u32,
     /// By host and port.
     pub(super) listeners: BTreeMap<(usize, u16), Listener>,
-    pub(super) connections: BTreeMap<u64, Connection>,
-    pub(super) connections_made: u64,
+    /// Connections that wait at them.
+    pub(super) queued: usize,
+    pub(super) connections: Connections,
     pub(super) agenda: BinaryHeap<Reverse<(Time, u64, Entry)>>,
     pub(super) agenda_entries: u64,
     /// Pairs of hosts, the smaller index first.
@@ -213,20 +215,14 @@ impl State {
             .unclaimed
             .iter()
             .any(|(_, claim)| claim.strong_count() == 0)
-            || self
-                .listeners
-                .values()
-                .any(|listener| !listener.queue.is_empty());
+            || self.queued > 0;
         if at_once {
             return Some(now);
         }
         let mut at = self.agenda.peek().map(|Reverse((at, _, _))| *at);
-        for connection in self.connections.values() {
-            let cut_off = self.is_cut_off(connection);
-            for side in [0, 1] {
-                let ready_at = connection.ready_at(side, cut_off);
-                at = at.into_iter().chain(ready_at).min();
-            }
+        for (_, connection) in self.connections.iter() {
+            let ready_at = connection.ready_at(self.is_cut_off(connection));
+            at = at.into_iter().chain(ready_at.into_iter().flatten()).min();
             if at.is_some_and(|at| at <= now) {
                 return Some(now);
             }

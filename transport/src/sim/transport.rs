@@ -337,13 +337,12 @@ impl Transport for SimTransport {
                 self.first_slot = slot;
                 break;
             }
-            let Some((id, mut link)) = self.links.take(slot) else {
+            let is_due = self.links.at(slot).is_some_and(|(_, link)| {
+                !is_up || (self.network.state()).is_ready(link.connection, link.side)
+            });
+            let Some((id, mut link)) = is_due.then(|| self.links.take(slot)).flatten() else {
                 continue;
             };
-            if is_up && !self.network.state().is_ready(link.connection, link.side) {
-                self.links.put_back(id, link);
-                continue;
-            }
             let (more, gone) = self.work(id, &mut link, is_up, handler);
             events += more;
             if gone {

@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
@@ -105,7 +105,8 @@ const STAGED_LIFE: Duration = Duration::from_secs(3600);
 
 /// A part of the memory that this process may use; all, if the system does not tell.
 fn of_memory(part: impl FnOnce(u64) -> u64) -> u64 {
-    match grpcxx_memory::usable_memory_bytes() {
+    static USABLE_BYTES: OnceLock<u64> = OnceLock::new();
+    match *USABLE_BYTES.get_or_init(grpcxx_memory::usable_memory_bytes) {
         0 => u64::MAX,
         usable_bytes => part(usable_bytes),
     }
