@@ -19,6 +19,7 @@ use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, GraphDone, Origin};
+use crate::compute::answering;
 use crate::trace::CallSpan;
 use crate::watch::RequestWatch;
 
@@ -272,18 +273,16 @@ impl Responder {
     fn send(&mut self, result: CallResult) {
         if let Some(origin) = self.origin.take() {
             self.span.note_end(&result);
-            self.mailboxes.deliver(
-                origin.shard(),
-                Command::Answer {
-                    origin,
-                    result,
-                    taken: None,
-                },
-            );
+            let answer = Command::Answer {
+                origin,
+                result,
+                taken: None,
+            };
+            answering(|| self.mailboxes.deliver(origin.shard(), answer));
         }
         if let Some(graph_done) = self.graph_done.take() {
             let home = home_shard(graph_done.step_id, self.mailboxes.len());
-            self.mailboxes.deliver(home, Command::GraphDone(graph_done));
+            answering(|| self.mailboxes.deliver(home, Command::GraphDone(graph_done)));
         }
     }
 }

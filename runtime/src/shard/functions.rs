@@ -1,7 +1,6 @@
 //! Calls of functions and of methods of services: where the code of each runs.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use grpcxx_rpc::{Code, Envelope, GraphCall, Response, Status, home_shard};
 
@@ -187,12 +186,9 @@ impl<A> Core<A> {
             self.pass_on_short_call();
         }
         let waiting = WaitingCall::new(call, responder);
-        let job = waiting.job(move |call, responder| {
-            let begin = Instant::now();
-            start(call, responder);
-            if let Some(pace) = pace {
-                pace.note(begin.elapsed());
-            }
+        let job = waiting.job(move |call, responder| match pace {
+            Some(pace) => pace.time(|| start(call, responder)),
+            None => start(call, responder),
         });
         self.watch(origin, waiting);
         self.shared.pool(is_own).spawn(peer, job);
