@@ -1,6 +1,6 @@
 //! Tasks that may open few files, and connections that say nothing at each of their doors.
 
-use std::io::{Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::UnixStream;
@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use grpcxx_cli::local::held_ports;
 use grpcxx_control::{BlockingControlClient, ClientOptions};
@@ -37,7 +37,7 @@ impl Server {
         drop(held);
         std::fs::write(folder.join(".endpoint_map"), format!("{grpc}={star}\n")).unwrap();
         let limited = format!("ulimit -n {FILES}; exec \"$0\" \"$@\"");
-        let child = Command::new("sh")
+        let mut child = Command::new("sh")
             .args(["-c", &limited, SERVER])
             .current_dir(folder)
             .args(["--cluster-spec", &format!("ps|{grpc}")])
@@ -48,19 +48,19 @@ impl Server {
             .env_remove("TF_CONFIG")
             .env_remove("TF_SEASTAR_ENDPOINT_MAP_PATH")
             .stdin(Stdio::null())
+            .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+        let said = BufReader::new(child.stdout.take().unwrap());
         let server = Self {
             child,
             grpc,
             star,
             metrics,
         };
-        let deadline = Instant::now() + PATIENCE;
-        while TcpStream::connect(&server.star).is_err() {
-            assert!(Instant::now() < deadline, "the task does not listen");
-            thread::sleep(Duration::from_millis(20));
-        }
+        // By then it has opened all files that it opens for itself.
+        let is_ready = |line: io::Result<String>| line.unwrap().contains("grpcxx-server ready");
+        assert!(said.lines().any(is_ready), "the task has ended");
         server
     }
 
