@@ -76,8 +76,8 @@ impl Pace {
     }
 }
 
-/// Lets an answer go its way. Where all CPUs are busy, the thread of the shard that it wakes takes
-/// the place of this one at once, so that says nothing about the function.
+/// Lets an answer go its way. The thread of the shard that it wakes may take the CPU of this one at
+/// once, most of all where all CPUs are busy: that time says nothing about the function.
 pub(crate) fn answering(send: impl FnOnce()) {
     let Some(before) = ANSWERING.get() else {
         return send();
