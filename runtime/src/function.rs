@@ -19,7 +19,6 @@ use crate::blame::panic_text;
 use crate::call::CallResult;
 use crate::client::Mailboxes;
 use crate::command::{Command, GraphDone, Origin};
-use crate::compute::answering;
 use crate::trace::CallSpan;
 use crate::watch::RequestWatch;
 
@@ -273,16 +272,18 @@ impl Responder {
     fn send(&mut self, result: CallResult) {
         if let Some(origin) = self.origin.take() {
             self.span.note_end(&result);
-            let answer = Command::Answer {
-                origin,
-                result,
-                taken: None,
-            };
-            answering(|| self.mailboxes.deliver(origin.shard(), answer));
+            self.mailboxes.deliver(
+                origin.shard(),
+                Command::Answer {
+                    origin,
+                    result,
+                    taken: None,
+                },
+            );
         }
         if let Some(graph_done) = self.graph_done.take() {
             let home = home_shard(graph_done.step_id, self.mailboxes.len());
-            answering(|| self.mailboxes.deliver(home, Command::GraphDone(graph_done)));
+            self.mailboxes.deliver(home, Command::GraphDone(graph_done));
         }
     }
 }

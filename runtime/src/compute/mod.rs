@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
+use std::time::Instant;
 
 use async_task::Runnable;
 use futures_util::future::AbortHandle;
@@ -17,7 +18,7 @@ use grpcxx_memory::forks;
 use grpcxx_rpc::Account;
 
 use self::lines::{Lines, PlaceFor, WAITING_THREADS_MAX};
-pub(crate) use self::pace::{Pace, answering};
+pub(crate) use self::pace::Pace;
 use crate::blame::{panic_text, survive};
 
 /// Runs the code of functions away from the shards.
@@ -71,7 +72,11 @@ pub struct ShortCall {
 pub(crate) fn timed(pace: Arc<Pace>, job: Job) -> Job {
     let Job { code, is_over } = job;
     Job {
-        code: Box::new(move || pace.time(code)),
+        code: Box::new(move || {
+            let begin = Instant::now();
+            code();
+            pace.note(begin.elapsed());
+        }),
         is_over,
     }
 }

@@ -1,9 +1,8 @@
 //! How long the calls of a function have taken so far: one that proved to be short may run on the
 //! shard.
 
-use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// What is known of a function. Threads that note calls at the same time may lose some of them.
 #[derive(Debug)]
@@ -32,15 +31,6 @@ impl Pace {
     pub(crate) fn is_short(&self) -> bool {
         self.short_calls.load(Ordering::Relaxed) >= self.needed.load(Ordering::Relaxed)
             && !self.waits.load(Ordering::Relaxed)
-    }
-
-    /// Runs a call, and notes how long it took, but for the way of its answer.
-    pub(crate) fn time(&self, call: impl FnOnce()) {
-        let before = ANSWERING.replace(Some(Duration::ZERO));
-        let begin = Instant::now();
-        call();
-        let answering = ANSWERING.replace(before).unwrap_or_default();
-        self.note(begin.elapsed().saturating_sub(answering));
     }
 
     /// A call has taken so long. After a long one a function that was short has to prove itself
@@ -74,23 +64,6 @@ impl Pace {
     pub(crate) fn note_wait(&self) {
         self.waits.store(true, Ordering::Relaxed);
     }
-}
-
-/// Lets an answer go its way. The thread of the shard that it wakes may take the CPU of this one at
-/// once, most of all where all CPUs are busy: that time says nothing about the function.
-pub(crate) fn answering(send: impl FnOnce()) {
-    let Some(before) = ANSWERING.get() else {
-        return send();
-    };
-    let begin = Instant::now();
-    send();
-    ANSWERING.set(Some(before + begin.elapsed()));
-}
-
-thread_local! {
-    /// How long the answers of the call that this thread times took on their way; none if it times
-    /// none.
-    static ANSWERING: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 /// A call that holds up a shard less than the hand-over to the compute pool and back would cost.
@@ -142,17 +115,6 @@ mod tests {
         assert!(!pace.is_short(), "2,048 were forgiven, and doubled");
         note(&pace, SHORT, 1);
         assert!(pace.is_short());
-    }
-
-    #[test]
-    fn the_way_of_an_answer_does_not_count() {
-        let pace = Pace::default();
-        let mut calls = 0..1000;
-        let is_short = calls.any(|_| {
-            pace.time(|| answering(|| std::thread::sleep(2 * SHORT_MAX)));
-            pace.is_short()
-        });
-        assert!(is_short);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Calls of functions and of methods of services: where the code of each runs.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use grpcxx_rpc::{Code, Envelope, GraphCall, Response, Status, home_shard};
 
@@ -186,9 +187,12 @@ impl<A> Core<A> {
             self.pass_on_short_call();
         }
         let waiting = WaitingCall::new(call, responder);
-        let job = waiting.job(move |call, responder| match pace {
-            Some(pace) => pace.time(|| start(call, responder)),
-            None => start(call, responder),
+        let job = waiting.job(move |call, responder| {
+            let begin = Instant::now();
+            start(call, responder);
+            if let Some(pace) = pace {
+                pace.note(begin.elapsed());
+            }
         });
         self.watch(origin, waiting);
         self.shared.pool(is_own).spawn(peer, job);
